@@ -126,7 +126,7 @@ class TaskMatrices(AdaptedMatrix):
         parts: int = 1,
         added: int | None = None,
     ) -> TracedTensor:
-        adapter, widest = on.run.architecture.adapter, widest_task(on.run.architecture)
+        adapter, widest = on.resolved.architecture.adapter, widest_task(on.resolved.architecture)
         assert isinstance(adapter, TaskAdapters)
         of = {matrix.task: matrix for matrix in self.of}
         shares = [each == widest for each in adapter.tasks]

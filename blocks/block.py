@@ -351,7 +351,7 @@ class JoinLayer(Layer):
         """Record the embedding. The gradient of its table is kept until the first embedding's gradient is ready
         (`StageCosts`)."""
         local, tensor = on.local, on.axes.tensor
-        trained = any(each.trained for each in on.run.inventory.tensors if each.name == f"{EMBEDDING}.weight")
+        trained = any(each.trained for each in on.resolved.inventory.tensors if each.name == f"{EMBEDDING}.weight")
         table = local.vocab * local.dim * local.width if trained else 0
         calls: tuple[CollectiveCall, ...] = ()
         back: tuple[CollectiveCall, ...] = ()

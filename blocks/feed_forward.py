@@ -190,7 +190,7 @@ class ExpertsLayer(Layer):
         if self.scale != 1:
             weights = on.ops.op(weights, makes=weights.size)
         shared: list[TracedTensor] = []
-        if not on.run.shared_meanwhile:
+        if not on.resolved.shared_meanwhile:
             out = _weigh(on, _to_experts(self, on, x), weights)
             shared = self._shared(on, x)
         else:
@@ -205,7 +205,7 @@ class ExpertsLayer(Layer):
     def _shared(self, on: "Tracer", x: TracedTensor) -> list[TracedTensor]:
         """Return the outputs of the experts that every token is sent to."""
         found = []
-        if on.run.architecture.shared_experts:
+        if on.resolved.architecture.shared_experts:
             found.append(trace_swiglu(on, x, f"{self.name}.shared_experts", on.local.routed))
         if self.gated_ffn:
             more = trace_swiglu(on, x, f"{self.name}.shared_expert", on.local.routed)
@@ -232,7 +232,7 @@ def _join(on: "Tracer", piece: TracedTensor) -> TracedTensor:
 def _route(on: "Tracer", x: TracedTensor, name: str) -> TracedTensor:
     """Record the router and return the weights of a token's experts; the router's losses are included."""
     ops, local = on.ops, on.local
-    arch, tokens, exact = on.run.architecture, local.routed, local.exact
+    arch, tokens, exact = on.resolved.architecture, local.routed, local.exact
     names = [each for each in (f"{name}.weight", f"{name}.bias") if each in on.shapes]
     numbers = prod(on.shapes[names[0]])
     scores_size = tokens * arch.experts * exact
@@ -261,7 +261,7 @@ def _to_experts(
     """Record the path of every token to each of its experts and back into token order. meanwhile: records what is
     computed while tokens travel to other ranks."""
     ops, local = on.ops, on.local
-    arch, ep = on.run.architecture, on.axes.experts
+    arch, ep = on.resolved.architecture, on.axes.experts
     count = local.routed * arch.experts_per_token
     size, order = count * local.dim * local.width, count * INDEX
     back = _order(on, order)
@@ -309,7 +309,7 @@ def _order(on: "Tracer", size: int) -> TracedTensor:
 
 def _tasks(layer: ExpertsLayer, on: "Tracer") -> int:
     """Return how many tasks the rows of an expert are split by; 1 without adapters of tasks."""
-    module, adapter = f"{layer.name}.experts.", on.run.architecture.adapter
+    module, adapter = f"{layer.name}.experts.", on.resolved.architecture.adapter
     if not isinstance(adapter, TaskAdapters) or not any(name.startswith(module) for name in on.adapted):
         return 1
     return len(adapter.tasks)

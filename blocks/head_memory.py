@@ -48,49 +48,51 @@ class Ends:
     further: tuple[int, int] = (0, 0)
 
 
-def ends_of(run: Resolved, local: Local, taught: tuple[int, int] | None = None) -> Ends:
+def ends_of(resolved: Resolved, local: Local, taught: tuple[int, int] | None = None) -> Ends:
     """Return the memory of both ends. The loss takes `chunk` bytes of logits at a time, as in `runtime/nn/loss.py`. If
     it looks across tokens, as in `token_statistics.py`, it keeps the inputs of the logits for the backward. taught:
     see `StageCosts.taught`."""
-    tp, sequence = run.size("tp"), run.spec.parallel.tp.sequence
+    tp, sequence = resolved.size("tp"), resolved.spec.parallel.tp.sequence
     casts = local.width != local.exact
     hidden, stream, exact = local.whole, local.stream, local.between * local.dim * local.exact
-    trained = {tensor.name for tensor in run.inventory.tensors if tensor.trained}
+    trained = {tensor.name for tensor in resolved.inventory.tensors if tensor.trained}
     table = local.vocab * local.dim * local.width
     embedding = table if f"{EMBEDDING}.weight" in trained else 0
     # The gradient before it is scaled.
-    scaled = stream if run.architecture.ends.embedding_scale is not None else 0
+    scaled = stream if resolved.architecture.ends.embedding_scale is not None else 0
     masked = local.tokens * (INDEX + 1) if tp > 1 else 0
     start = max(scaled, embedding + (2 * hidden if tp > 1 else 0)) if embedding else 0
     embedded = masked if embedding else 0
-    if run.architecture.head == "reward":
-        return _ends_of_rewards(run, local, trained, embedded=embedded, embedding=embedding, start=start)
-    learns = f"{run.architecture.head_module}.weight" in trained
-    factors = {each.name for each in run.architecture.head_adapters()}
-    beside = run.cuts.gathered(each for each in run.inventory.tensors if each.name in factors)
+    if resolved.architecture.head == "reward":
+        return _ends_of_rewards(resolved, local, trained, embedded=embedded, embedding=embedding, start=start)
+    learns = f"{resolved.architecture.head_module}.weight" in trained
+    factors = {each.name for each in resolved.architecture.head_adapters()}
+    beside = resolved.cuts.gathered(each for each in resolved.inventory.tensors if each.name in factors)
     weight, sums = (table if learns else 0) + beside * local.width, beside * local.exact
-    below = run.passes_head
+    below = resolved.passes_head
     passes = below or "norm.weight" in trained
     gathers = 2 * hidden if tp > 1 and sequence else 0
     norm = stream + (2 * exact if casts else 0)
-    each = local.tokens * local.exact if len(run.training) > 1 else 0  # losses are reported by dataset
-    chunk = 2 * hidden + _chunk(run, local, trained=learns) + sums + each  # inputs of the loss and their gradient
+    each = local.tokens * local.exact if len(resolved.training) > 1 else 0  # losses are reported by dataset
+    chunk = 2 * hidden + _chunk(resolved, local, trained=learns) + sums + each  # inputs of the loss and their gradient
     # The norm's backward. After a gather, the exchange comes first: it replaces the gradient of all tokens by that of
     # this rank's tokens and frees the former.
     down = exact * (1 if local.fused else 5 if casts else 3)
     if gathers:
         down = max(stream + hidden, stream - hidden + down)
     product = (
-        2 * local.tokens * (local.vocab * local.dim + sum(head_factors(run.architecture)) // (1 + run.architecture.mtp))
+        2
+        * local.tokens
+        * (local.vocab * local.dim + sum(head_factors(resolved.architecture)) // (1 + resolved.architecture.mtp))
     )
     left, forward, backward, again = (hidden if passes else 0) + weight, chunk, down if passes else 0, 0
     numbers = 0
-    if run.spec.loss.across and (passes or weight):
+    if resolved.spec.loss.across and (passes or weight):
         # Numbers [T] in fp64: summed values stay for the backward, next to segments and log-probabilities.
-        numbers = (run.spec.loss.summed + 2) * local.tokens * FP64
-        left = hidden + local.tokens * local.exact * (1 + ("entropy_T" in reads_of(run)))
-        forward = left + max(_chunk(run, local, trained=False, passes=2), 2 * numbers) + each
-        second = (hidden if passes else 0) + _chunk(run, local, trained=learns, passes=2, again=True) + sums
+        numbers = (resolved.spec.loss.summed + 2) * local.tokens * FP64
+        left = hidden + local.tokens * local.exact * (1 + ("entropy_T" in reads_of(resolved)))
+        forward = left + max(_chunk(resolved, local, trained=False, passes=2), 2 * numbers) + each
+        second = (hidden if passes else 0) + _chunk(resolved, local, trained=learns, passes=2, again=True) + sums
         backward = max(second, weight + backward)
         again = product
     forward, computing = max(norm, stream + gathers, forward), 0
@@ -118,14 +120,14 @@ def ends_of(run: Resolved, local: Local, taught: tuple[int, int] | None = None) 
 
 
 def _ends_of_rewards(
-    run: Resolved, local: Local, trained: Set[str], *, embedded: int, embedding: int, start: int
+    resolved: Resolved, local: Local, trained: Set[str], *, embedded: int, embedding: int, start: int
 ) -> Ends:
     """Return the memory of the ends with a reward head. Only the last position of each row is normed and multiplied, in
     the exact format, by the head, whose gradient comes in the backward. The residual stream's gradient is 0 at all
     other positions. trained: names of parameters."""
-    below, casts = run.passes_head, local.width != local.exact
+    below, casts = resolved.passes_head, local.width != local.exact
     taken, exact = local.rows * local.dim * local.width, local.rows * local.dim * local.exact
-    weight = local.dim * local.width if f"{run.architecture.head_module}.weight" in trained else 0
+    weight = local.dim * local.width if f"{resolved.architecture.head_module}.weight" in trained else 0
     passes = below or "norm.weight" in trained
     saved = (taken + local.rows * local.exact if passes else 0) + exact + (local.dim * local.exact if casts else 0)
     return Ends(
@@ -145,12 +147,12 @@ def _ends_of_rewards(
     )
 
 
-def reads_of(run: Resolved) -> tuple[str, ...]:
+def reads_of(resolved: Resolved) -> tuple[str, ...]:
     """Return the values that the loss reads of each token's logits."""
-    return run.spec.loss.reads(run.spec.loss.args())
+    return resolved.spec.loss.reads(resolved.spec.loss.args())
 
 
-def _chunk(run: Resolved, local: Local, *, trained: bool, passes: int = 1, again: bool = False) -> int:
+def _chunk(resolved: Resolved, local: Local, *, trained: bool, passes: int = 1, again: bool = False) -> int:
     """Return the peak while the loss goes through the tokens, in addition to its inputs and their gradients. trained:
     the head has a gradient. passes: number of passes over the logits. In the first of two, and in the second, which
     is `again` and already has their log-sum-exp, nothing of the previous piece is alive.
@@ -158,14 +160,14 @@ def _chunk(run: Resolved, local: Local, *, trained: bool, passes: int = 1, again
     Softmax and gradient of a piece are alive until the next piece's replace them. Entropy also needs the logarithm of
     the softmax, which the gradient then overwrites.
     """
-    arch, tp, shared = run.architecture, run.size("tp"), run.spec.parallel.tp.loss
-    teacher = run.spec.loss.learns_from
-    tokens = tokens_at_once(run, local)
+    arch, tp, shared = resolved.architecture, resolved.size("tp"), resolved.spec.parallel.tp.loss
+    teacher = resolved.spec.loss.learns_from
+    tokens = tokens_at_once(resolved, local)
     casts = local.width != local.exact
     logits, rounded = tokens * local.vocab * local.exact, tokens * local.vocab * local.width if casts else 0
     slope = logits if arch.ends.logit_cap is not None else 0
     if teacher is not None and teacher.live:
-        return (local.vocab * local.dim * local.exact if trained else 0) + _live_chunk(run, local, trained=trained)
+        return (local.vocab * local.dim * local.exact if trained else 0) + _live_chunk(resolved, local, trained=trained)
     if teacher is not None:
         # Nothing of the previous piece is alive. In addition to the logits: exponentials of all logits. For stored
         # tokens: ids, their places in the vocabulary, whether they are on this rank, logits and log-probabilities.
@@ -174,7 +176,7 @@ def _chunk(run: Resolved, local: Local, *, trained: bool, passes: int = 1, again
         product = local.vocab * local.dim * local.width if casts and trained else 0
         most = max(logits + rounded + product, slope + logits + whole + stored)
         return (local.vocab * local.dim * local.exact if trained else 0) + most
-    entropy = "entropy_T" in reads_of(run)
+    entropy = "entropy_T" in reads_of(resolved)
     # Added in place where no format changes.
     product = local.vocab * local.dim * local.width if casts and trained else 0
     gathered = tp if tp > 1 and not shared else 0
@@ -203,17 +205,19 @@ def _chunk(run: Resolved, local: Local, *, trained: bool, passes: int = 1, again
     return (local.vocab * local.dim * local.exact if trained else 0) + pieces
 
 
-def _live_chunk(run: Resolved, local: Local, *, trained: bool) -> int:
+def _live_chunk(resolved: Resolved, local: Local, *, trained: bool) -> int:
     """Return the peak of a piece of tokens with logits of both models: both logits, and exponentials that the gradient
     overwrites; one more of each for jsd, for a cap, and for cross-entropy next to logits / temperature."""
-    loss, tp = run.spec.loss, run.size("tp")
+    loss, tp = resolved.spec.loss, resolved.size("tp")
     args = loss.args()
-    logits, rounded = (tokens_at_once(run, local, models=2) * local.vocab * each for each in (local.exact, local.width))
+    logits, rounded = (
+        tokens_at_once(resolved, local, models=2) * local.vocab * each for each in (local.exact, local.width)
+    )
     rounded = rounded if local.width != local.exact else 0
-    slope = logits if run.architecture.ends.logit_cap is not None else 0
+    slope = logits if resolved.architecture.ends.logit_cap is not None else 0
     apart = args["temperature"] != 1 and (args["mix"] or loss.z_loss)
     several = 3 + (args["form"] == "jsd") + bool(apart)
-    whole = logits if tp == 1 or run.spec.parallel.tp.loss else logits * tp
+    whole = logits if tp == 1 or resolved.spec.parallel.tp.loss else logits * tp
     product = local.vocab * local.dim * local.width if rounded and trained else 0
     steps = [slope + 2 * logits + rounded, whole + rounded + product]
     if whole == logits:
@@ -222,8 +226,8 @@ def _live_chunk(run: Resolved, local: Local, *, trained: bool) -> int:
     return max(*steps, slope + 2 * logits + several * whole, slope + 3 * logits + 3 * whole)
 
 
-def tokens_at_once(run: Resolved, local: Local, *, models: int = 1) -> int:
+def tokens_at_once(resolved: Resolved, local: Local, *, models: int = 1) -> int:
     """Return the number of tokens whose logits, of `models` models, are alive at once, as in `Head.at_once`."""
-    shared = run.size("tp") == 1 or run.spec.parallel.tp.loss
-    alive = piece(run.architecture.vocab, run.size("tp"), 0) if shared else run.architecture.vocab
-    return min(local.tokens, max(1, int(run.spec.loss.chunk.value) // (4 * alive * models)))
+    shared = resolved.size("tp") == 1 or resolved.spec.parallel.tp.loss
+    alive = piece(resolved.architecture.vocab, resolved.size("tp"), 0) if shared else resolved.architecture.vocab
+    return min(local.tokens, max(1, int(resolved.spec.loss.chunk.value) // (4 * alive * models)))

@@ -43,48 +43,49 @@ class BlockUnits:
         return tuple(unit for unit in (self.dense, self.experts) if unit is not None)
 
 
-def units_of_block(run: Resolved, layer: int) -> BlockUnits:
+def units_of_block(resolved: Resolved, layer: int) -> BlockUnits:
     """Return the units that the nodes `expert_fsdp` and `fsdp` of a plan form in the block of one layer."""
-    block = block_tensors(run.inventory, layer)
+    block = block_tensors(resolved.inventory, layer)
     dense = [t for t in block if not t.expert]
     experts = [t for t in block if t.expert]
     return BlockUnits(
-        dense=_dense_unit(run, dense, reshards=run.reshard) if run.dense_fsdp else None,
-        experts=_expert_unit(run, experts) if run.expert_fsdp and experts else None,
+        dense=_dense_unit(resolved, dense, reshards=resolved.reshard) if resolved.dense_fsdp else None,
+        experts=_expert_unit(resolved, experts) if resolved.expert_fsdp and experts else None,
     )
 
 
-def roots_of(run: Resolved) -> tuple[FsdpUnit | None, ...]:
+def roots_of(resolved: Resolved) -> tuple[FsdpUnit | None, ...]:
     """Return the unit of each stage that the node `root_fsdp` forms from parameters outside blocks."""
-    ends = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
+    ends = {t.name: t for t in resolved.inventory.tensors if not t.name.startswith("layers.")}
     roots = []
-    for stage in range(len(run.pipeline.spans)):
-        own = [ends[name] for name in stage_end_names(run.architecture, run.pipeline, stage)]
-        roots.append(_dense_unit(run, own, reshards=False) if run.dense_fsdp and own else None)
+    for stage in range(len(resolved.pipeline.spans)):
+        own = [ends[name] for name in stage_end_names(resolved.architecture, resolved.pipeline, stage)]
+        roots.append(_dense_unit(resolved, own, reshards=False) if resolved.dense_fsdp and own else None)
     return tuple(roots)
 
 
-def _dense_unit(run: Resolved, tensors: Sequence[ParameterSpec], *, reshards: bool) -> FsdpUnit:
-    return _unit(run, tensors, 0, run.cuts.fsdp, run.group_mesh.size("replicate"), reshards=reshards)
+def _dense_unit(resolved: Resolved, tensors: Sequence[ParameterSpec], *, reshards: bool) -> FsdpUnit:
+    return _unit(resolved, tensors, 0, resolved.cuts.fsdp, resolved.group_mesh.size("replicate"), reshards=reshards)
 
 
-def _expert_unit(run: Resolved, tensors: Sequence[ParameterSpec]) -> FsdpUnit:
-    sizes = {axis.name: axis.size for axis in run.group_mesh.expert_axes}
-    dimension = run.cuts.expert_dimension
-    return _unit(run, tensors, dimension, run.cuts.ep_fsdp, sizes["ep_replicate"], reshards=run.reshard)
+def _expert_unit(resolved: Resolved, tensors: Sequence[ParameterSpec]) -> FsdpUnit:
+    sizes = {axis.name: axis.size for axis in resolved.group_mesh.expert_axes}
+    dimension = resolved.cuts.expert_dimension
+    return _unit(resolved, tensors, dimension, resolved.cuts.ep_fsdp, sizes["ep_replicate"], reshards=resolved.reshard)
 
 
 def _unit(
-    run: Resolved, tensors: Sequence[ParameterSpec], dimension: int, shards: int, copies: int, *, reshards: bool
+    resolved: Resolved, tensors: Sequence[ParameterSpec], dimension: int, shards: int, copies: int, *, reshards: bool
 ) -> FsdpUnit:
     def padded_elements(shapes: Iterable[tuple[int, ...]]) -> int:
         return sum(prod(shape) // shape[dimension] * -(-shape[dimension] // shards) * shards for shape in shapes)
 
-    shapes = [run.cuts.gathered_shape(tensor) for tensor in tensors if tensor.trained]
+    shapes = [resolved.cuts.gathered_shape(tensor) for tensor in tensors if tensor.trained]
     elements, padded = [prod(shape) for shape in shapes], padded_elements(shapes)
-    compute, reduce = BYTES[run.formats.compute], BYTES[run.formats.reduce]
+    compute, reduce = BYTES[resolved.formats.compute], BYTES[resolved.formats.reduce]
     whole = sum(
-        padded_elements([run.cuts.stored_shape(tensor)]) * (1 if tensor.quantised else compute) for tensor in tensors
+        padded_elements([resolved.cuts.stored_shape(tensor)]) * (1 if tensor.quantised else compute)
+        for tensor in tensors
     )
     return FsdpUnit(
         whole=whole,
@@ -92,7 +93,7 @@ def _unit(
         summed=sum(elements) * reduce,
         buffer=padded * reduce,
         output=padded // shards * reduce,
-        shard=padded // shards * BYTES[run.formats.params],
+        shard=padded // shards * BYTES[resolved.formats.params],
         largest=max(elements, default=0) * reduce,
         shards=shards,
         copies=copies,

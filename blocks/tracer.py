@@ -118,7 +118,7 @@ class Tracer:
     """
 
     ops: OpTrace
-    run: Resolved
+    resolved: Resolved
     local: Local
     axes: BlockAxes
     experts: FsdpUnit | None
@@ -130,7 +130,7 @@ class Tracer:
 
     def unpacked(self, name: str, numbers: int) -> int:
         """Return the bytes while `numbers` numbers of a matrix are unpacked for a product; 0 if it is not quantized."""
-        base = self.run.cuts.base
+        base = self.resolved.cuts.base
         return 0 if name not in self.quantised or base is None else numbers * self.local.width + base.scratch(numbers)
 
     def linear(self, x: TracedTensor, name: str, tokens: int, *, bias: bool = True) -> TracedTensor:
@@ -152,19 +152,19 @@ class Tracer:
 
     def _fp8_linear(self, x: TracedTensor, name: str, names: list[str], tokens: int) -> TracedTensor:
         """Record the product in fp8; the bias is added afterwards."""
-        (weight, *biases), local, fp8 = names, self.local, self.run.formats.fp8
+        (weight, *biases), local, fp8 = names, self.local, self.resolved.formats.fp8
         assert fp8 is not None
         outputs, inputs = self.shapes[weight]
-        cut = next((style for pattern, style in self.run.cuts.rules if fits(f"layers.0.{name}", pattern)), None)
+        cut = next((style for pattern, style in self.resolved.cuts.rules if fits(f"layers.0.{name}", pattern)), None)
         tensor = (self.axes.tensor,) if self.axes.tensor else ()
-        context = tuple(axis for axis in ("ring", "ulysses") if self.run.size(axis) > 1)
+        context = tuple(axis for axis in ("ring", "ulysses") if self.resolved.size(axis) > 1)
         product = Fp8Product(
             recipe=fp8.chosen,
             tokens=tokens,
             outputs_wide=outputs,
             inputs_wide=inputs,
             width=local.width,
-            exact=local.exact if device_kind(self.run.spec) == "cpu" else 0,
+            exact=local.exact if device_kind(self.resolved.spec) == "cpu" else 0,
             inputs=tensor if cut == "row" else (),
             outputs=tensor if cut == "column" else (),
             spread=(*context, *(tensor if cut is None and tokens < local.tokens else ())),
@@ -196,7 +196,7 @@ class Tracer:
         self, x: TracedTensor, tokens: int, write: "Callable[[Tracer, TracedTensor, int], TracedTensor]"
     ) -> TracedTensor:
         """Record what `write` records for `tokens` tokens, in pieces if the plan tiles them."""
-        tile = self.run.tile
+        tile = self.resolved.tile
         if tile is None or tile >= tokens:
             return write(self, x, tokens)
         size = x.gradient * tile // tokens

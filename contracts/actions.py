@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 class PlannedAction(Action):
     """Base class of all actions. An action overrides the methods whose defaults do not fit."""
 
-    def node(self, run: "Resolved", place: "ActionPlace") -> "ActionNode":
+    def node(self, resolved: "Resolved", place: "ActionPlace") -> "ActionNode":
         """Return the node of the action at a place. Only called for actions that have a node."""
         raise NotImplementedError
 
     @classmethod
-    def in_step(cls, ticks: Sequence[Action], run: "Resolved") -> Iterator["StepNode"]:
+    def in_step(cls, ticks: Sequence[Action], resolved: "Resolved") -> Iterator["StepNode"]:
         """Yield nodes that every step needs for this kind of action. ticks: all actions of this kind in ticks, at least
         one."""
         yield from ()
 
-    def allocates(self, run: "Resolved", states: int) -> int:
+    def allocates(self, resolved: "Resolved", states: int) -> int:
         """Return the bytes that the action holds on a rank after the optimizer step. states: bytes of the rank's
         trained parameters."""
         return 0

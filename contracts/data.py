@@ -95,14 +95,14 @@ def _has_file(pattern: str) -> bool:
 class PlannedLink(Link):
     """Base class of all links of `collate`."""
 
-    def args(self, run: "Resolved") -> dict[str, Any]:
+    def args(self, resolved: "Resolved") -> dict[str, Any]:
         """Return the JSON arguments of the link's node."""
         return {}
 
-    def axes(self, run: "Resolved") -> tuple[str, ...]:
+    def axes(self, resolved: "Resolved") -> tuple[str, ...]:
         """Return the mesh axes along which ranks do different work in the link."""
         return ()
 
-    def does(self, run: "Resolved") -> str:
+    def does(self, resolved: "Resolved") -> str:
         """Return the description of the link's node."""
         raise NotImplementedError

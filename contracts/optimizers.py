@@ -36,10 +36,10 @@ class UpdateWork:
 class PlannedOptimizer(Optimizer):
     """Base class of all optimizers."""
 
-    def arguments(self, run: "Resolved") -> dict[str, Any]:
+    def arguments(self, resolved: "Resolved") -> dict[str, Any]:
         """Return the JSON arguments of the optimizer's node."""
         found = {"kind": self.kind, "lr": self.lr, **self.args()}
-        if found.get("states") == run.formats.params:
+        if found.get("states") == resolved.formats.params:
             del found["states"]
         return found
 
@@ -54,7 +54,7 @@ class PlannedOptimizer(Optimizer):
         if self.states == spec.precision.params:
             yield "states", f"parameters are in {self.states} already"
 
-    def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork | None":
+    def work(self, resolved: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork | None":
         """Return communication, products and scratch memory of an update on a rank; None if the update is elementwise
         on the rank's own shards. parameters: the trained parameters of a pipeline coordinate."""
         return None

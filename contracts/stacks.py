@@ -67,15 +67,15 @@ class PlannedStack(Stack):
     def wraps(cls) -> bool:
         return cls.wrap is not PlannedStack.wrap or cls.wrap_optimizer is not PlannedStack.wrap_optimizer
 
-    def shard(self, graph: "Builder", run: "Resolved", last: str) -> str:
+    def shard(self, graph: "Builder", resolved: "Resolved", last: str) -> str:
         """Add the nodes that cut the model, which has no weights yet, after `last`. Return the id of the last node."""
         return last
 
-    def wrap(self, graph: "Builder", run: "Resolved", last: str) -> str:
+    def wrap(self, graph: "Builder", resolved: "Resolved", last: str) -> str:
         """Add the node that wraps the model with its weights, after `last`. Return the id of the last node."""
         return last
 
-    def wrap_optimizer(self, graph: "Builder", run: "Resolved", last: str) -> str:
+    def wrap_optimizer(self, graph: "Builder", resolved: "Resolved", last: str) -> str:
         """Add the nodes that wrap the model together with its optimizer, after the optimizer's node `last`. Return the
         id of the last node."""
         return last
@@ -84,11 +84,11 @@ class PlannedStack(Stack):
         """Return the number of copies of the model, if the stack decides it; None: `fsdp { replicate }` does."""
         return None
 
-    def before_rows(self, run: "Resolved") -> Iterable["StepNode"]:
+    def before_rows(self, resolved: "Resolved") -> Iterable["StepNode"]:
         """Return the nodes of a step before its rows are fetched."""
         return ()
 
-    def sums(self, run: "Resolved") -> Iterable["StepNode"]:
+    def sums(self, resolved: "Resolved") -> Iterable["StepNode"]:
         """Return the nodes of a step after the gradient sums of all axes."""
         return ()
 
@@ -104,25 +104,27 @@ class PlannedStack(Stack):
         """Return values for settings of the stack's block that reduce device memory without changing the training."""
         return ()
 
-    def held(self, run: "Resolved", states: OwnedBytes) -> OwnedBytes:
+    def held(self, resolved: "Resolved", states: OwnedBytes) -> OwnedBytes:
         """Return the bytes of parameters, gradients and optimizer state on a rank. states: the same for the shards that
         the mesh axes give the rank."""
         return states
 
-    def gradients_spared(self, run: "Resolved", states: OwnedBytes) -> int:
+    def gradients_spared(self, resolved: "Resolved", states: OwnedBytes) -> int:
         """Return the bytes of `states.trained`, the rank's gradients, that never exist at the same time. states: as
         `held` takes them."""
         return 0
 
-    def gathered(self, run: "Resolved") -> int:
+    def gathered(self, resolved: "Resolved") -> int:
         """Return the peak bytes of parameters that the stack gathers to compute with them, without FSDP's."""
         return 0
 
-    def beside_update(self, run: "Resolved", states: OwnedBytes) -> int:
+    def beside_update(self, resolved: "Resolved", states: OwnedBytes) -> int:
         """Return the bytes of an update besides gradients and moments. states: as `held` returns them."""
         return 0
 
-    def calls(self, run: "Resolved", stages: list["StageCosts"], pp: int) -> Iterable[tuple["CollectiveCall", int]]:
+    def calls(
+        self, resolved: "Resolved", stages: list["StageCosts"], pp: int
+    ) -> Iterable[tuple["CollectiveCall", int]]:
         """Return (collective call, count per step) of the stack itself on a rank of a pipeline coordinate. stages: the
         stages of that coordinate."""
         return ()

@@ -20,7 +20,7 @@ from xtrain.text.units import count_text, plural
 LONGEST_PADDING = 1024
 
 
-def exact(number: float) -> Fraction:
+def exact(number: float | Fraction) -> Fraction:
     """Return a number as it was written instead of the nearest binary fraction: 0.1 of 10 rows is one row."""
     return Fraction(str(number))
 

@@ -218,10 +218,10 @@ class StepNode:
     does: str
 
 
-def averaged_weights(run: "Resolved") -> tuple[dict[str, Any], str]:
+def averaged_weights(resolved: "Resolved") -> tuple[dict[str, Any], str]:
     """Return the argument and the words for evaluations and texts that use averaged weights; both are empty if they use
     the trained weights."""
-    averaged = run.spec.ema is not None and run.spec.ema.eval
+    averaged = resolved.spec.ema is not None and resolved.spec.ema.eval
     return ({"averaged": True}, ", of the averaged weights") if averaged else ({}, "")
 
 
@@ -260,9 +260,9 @@ class RecordedRanks:
     world: int
 
     @classmethod
-    def of(cls, ranks: int | Literal["first", "all"] | Auto, run: "Resolved") -> "RecordedRanks":
-        world = run.layout.mesh.world_size
-        return cls(recorded_ranks(ranks, world, run.size("pp")), world)
+    def of(cls, ranks: int | Literal["first", "all"] | Auto, resolved: "Resolved") -> "RecordedRanks":
+        world = resolved.layout.mesh.world_size
+        return cls(recorded_ranks(ranks, world, resolved.size("pp")), world)
 
     @property
     def count(self) -> int:

@@ -34,9 +34,9 @@ from xtrain.text.units import BYTES
 SHORTEST, LONGEST = 128, 512
 
 
-def pointwise_kernels(run: "Resolved") -> dict[str, str]:
+def pointwise_kernels(resolved: "Resolved") -> dict[str, str]:
     """Return device type → `plain` or `fused`: numba has no bf16, and the compiler fuses compiled code itself."""
-    fused = run.formats.compute in EXACT and run.spec.compile.mode == "none"
+    fused = resolved.formats.compute in EXACT and resolved.spec.compile.mode == "none"
     return {"cpu": "fused" if fused else "plain", "cuda": "plain"}
 
 
@@ -93,25 +93,25 @@ LARGEST_WHOLE_GRADIENTS = 2**30
 SMALL_PRODUCT = 4 * 2**20
 
 
-def resolve_save(run: "Resolved") -> tuple[str, ...]:
+def resolve_save(resolved: "Resolved") -> tuple[str, ...]:
     """Return the operations whose results selective recomputation keeps."""
-    save = run.spec.activation.save
+    save = resolved.spec.activation.save
     if not isinstance(save, Auto):
         return save
-    attention = () if hides_attention(run) else ("attention",)
-    return ("matmul", *attention, *(("all_to_all",) if exchanges(run.spec, run.layout) else ()))
+    attention = () if hides_attention(resolved) else ("attention",)
+    return ("matmul", *attention, *(("all_to_all",) if exchanges(resolved.spec, resolved.layout) else ()))
 
 
-def hides_attention(run: "Resolved") -> bool:
+def hides_attention(resolved: "Resolved") -> bool:
     """Return True if attention may run as a separately compiled function, whose results selective recomputation cannot
     keep.
 
     So does flex, the kernel of cuda, unless whole blocks are compiled. Blocks with experts, or with feed-forward layers
     in pieces, are compiled in parts.
     """
-    spec = run.spec
+    spec = resolved.spec
     compiled, in_parts = spec.compile.mode != "none", spec.model.experts > 0 or spec.activation.tile_mlp != 1
-    flex = device_kind(spec) != "cpu" and attention_kernels(run)["cuda"] == "flex"
+    flex = device_kind(spec) != "cpu" and attention_kernels(resolved)["cuda"] == "flex"
     return in_parts if compiled else flex
 
 
@@ -435,67 +435,67 @@ class Resolved:
         return " · ".join(f"{axis}={sizes[axis]}" for axis in axes)
 
 
-def attention_kernels(run: "Resolved") -> dict[str, str]:
+def attention_kernels(resolved: "Resolved") -> dict[str, str]:
     """Return device type → kernel. HIGHEST is added where the machine's value of `matmul` decides."""
-    kernel = run.spec.model.attention
+    kernel = resolved.spec.model.attention
     if kernel != "auto":
         return {"cpu": str(kernel), "cuda": str(kernel)}
-    plain = plain_kernels(run.architecture.head_dim)
-    if not in_blocks(run):
+    plain = plain_kernels(resolved.architecture.head_dim)
+    if not in_blocks(resolved):
         return plain
-    undecided = run.spec.precision.matmul == "auto" and run.formats.compute == "fp32"
+    undecided = resolved.spec.precision.matmul == "auto" and resolved.formats.compute == "fp32"
     return {**plain, "cpu": "blocks", **({HIGHEST: plain["cpu"]} if undecided else {})}
 
 
-def in_blocks(run: "Resolved") -> bool:
+def in_blocks(resolved: "Resolved") -> bool:
     """Return True if attention in blocks is fastest on a CPU. A ring has its own kernel, and compiled code keeps
     torch's. So do fp32 products at their highest precision, where blocks take up to 1.8 times as long as torch's
     kernel."""
     return (
-        SHORTEST <= run.batch.sequence <= LONGEST
-        and run.formats.compute in EXACT
-        and not (run.formats.compute == "fp32" and run.spec.precision.matmul == "highest")
-        and not run.small_products
-        and run.size("ring") == 1
-        and run.spec.compile.mode == "none"
+        SHORTEST <= resolved.batch.sequence <= LONGEST
+        and resolved.formats.compute in EXACT
+        and not (resolved.formats.compute == "fp32" and resolved.spec.precision.matmul == "highest")
+        and not resolved.small_products
+        and resolved.size("ring") == 1
+        and resolved.spec.compile.mode == "none"
     )
 
 
-def all_group_args(run: "Resolved") -> tuple[dict[str, Any], ...]:
+def all_group_args(resolved: "Resolved") -> tuple[dict[str, Any], ...]:
     """Return the JSON arguments of all groups' nodes. The parameters of each task form a group with an optimizer of its
     own."""
-    spec = run.spec
-    groups = (group_args(run, each) for each in spec.groups.values())
-    return (*groups, *(task_args(run, task) for task in spec.tasks))
+    spec = resolved.spec
+    groups = (group_args(resolved, each) for each in spec.groups.values())
+    return (*groups, *(task_args(resolved, task) for task in spec.tasks))
 
 
-def task_args(run: "Resolved", task: str) -> dict[str, Any]:
+def task_args(resolved: "Resolved", task: str) -> dict[str, Any]:
     """Return the JSON arguments of the node of a task's parameters."""
-    own = optimizer_of(run.spec, task)
-    scale = own.lr / run.spec.optimizer.lr
-    return {"task": task, **({"lr_scale": scale} if scale != 1.0 else {}), "own": arguments_of(own, run)}
+    own = optimizer_of(resolved.spec, task)
+    scale = own.lr / resolved.spec.optimizer.lr
+    return {"task": task, **({"lr_scale": scale} if scale != 1.0 else {}), "own": arguments_of(own, resolved)}
 
 
-def group_args(run: "Resolved", group: ParameterGroup) -> dict[str, Any]:
+def group_args(resolved: "Resolved", group: ParameterGroup) -> dict[str, Any]:
     """Return the JSON arguments of a group's node, without settings that it does not change.
 
     lr_scale: factor on the learning rate of a step. own: the arguments of its own optimizer, whose `lr` is part of
     `lr_scale`.
     """
     own = group.optimizer
-    scale = group.lr_scale if own is None else group.lr_scale * (own.lr / run.spec.optimizer.lr)
+    scale = group.lr_scale if own is None else group.lr_scale * (own.lr / resolved.spec.optimizer.lr)
     args: dict[str, Any] = {"pattern": group.name, **({"lr_scale": scale} if scale != 1.0 else {})}
     if group.weight_decay is not None:
         args["weight_decay"] = group.weight_decay
-    return args if own is None else {**args, "own": arguments_of(own, run)}
+    return args if own is None else {**args, "own": arguments_of(own, resolved)}
 
 
 class _ResolvingOptimizer(Protocol):
     """Optimizer as a resolved spec uses it; its base class is `PlannedOptimizer` (`contracts/optimizers.py`)."""
 
-    def arguments(self, run: Resolved) -> dict[str, Any]: ...
+    def arguments(self, resolved: Resolved) -> dict[str, Any]: ...
 
 
-def arguments_of(optimizer: Optimizer, run: Resolved) -> dict[str, Any]:
+def arguments_of(optimizer: Optimizer, resolved: Resolved) -> dict[str, Any]:
     """Return the JSON arguments of an optimizer's node."""
-    return cast(_ResolvingOptimizer, optimizer).arguments(run)
+    return cast(_ResolvingOptimizer, optimizer).arguments(resolved)

@@ -126,9 +126,11 @@ def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
     return run if valid.teacher is None else evolve(run, teacher=valid.teacher.resolved(run))
 
 
-def cluster_of(run: Resolved) -> Hardware:
+def cluster_of(resolved: Resolved) -> Hardware:
     """Return the machines of a run."""
-    return resolve_cluster(run.spec, run.formats.compute, run.layout.nodes, run.layout.mesh.ranks_per_node)
+    return resolve_cluster(
+        resolved.spec, resolved.formats.compute, resolved.layout.nodes, resolved.layout.mesh.ranks_per_node
+    )
 
 
 def _with_worlds(plan: Plan, valid: ValidatedSpec) -> Plan:

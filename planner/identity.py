@@ -26,7 +26,7 @@ from xtrain.planner.derive.model import reference_files
 from xtrain.planner.graph.saving import pretrained
 
 
-def config_of(run: Resolved) -> dict[str, Any]:
+def config_of(resolved: Resolved) -> dict[str, Any]:
     """Return the experiment as JSON, of which `config_id` is the fingerprint: everything that affects the learned
     weights, without length, location, ranks and speed.
 
@@ -34,17 +34,22 @@ def config_of(run: Resolved) -> dict[str, Any]:
     and accumulate, so that another mesh with the same rows is the same experiment. Shares replace weights. Alignment
     and the group of packing are included because they decide which documents share a row.
     """
-    spec, batch, formats, scheduler = run.spec, run.batch, run.formats, in_effect(run.spec.scheduler)
+    spec, batch, formats, scheduler = (
+        resolved.spec,
+        resolved.batch,
+        resolved.formats,
+        in_effect(resolved.spec.scheduler),
+    )
     if spec.serve is not None:
-        return _config_of_server(run)
+        return _config_of_server(resolved)
     content = {
         "name": spec.experiment.name,
         "experiment": experiment_settings(spec.experiment),
-        "model": run.architecture.to_json(),
-        **({"frozen": fingerprint(frozen)} if (frozen := _frozen(run)) else {}),
+        "model": resolved.architecture.to_json(),
+        **({"frozen": fingerprint(frozen)} if (frozen := _frozen(resolved)) else {}),
         "tokenizer": tokenizer_kind(spec.tokenizer.source).place(spec.tokenizer.source),
         "datasets": {name: _dataset(each, spec.experiment.seed) for name, each in spec.datasets.items()},
-        "collate": [link.identity(run.align) for link in spec.collate if not link.by_layout],
+        "collate": [link.identity(resolved.align) for link in spec.collate if not link.by_layout],
         "batch": {**experiment_settings(_in_effect(spec.batch)), "rows": batch.rows},
         "loss": {"kind": spec.loss.kind, **_component(spec.loss)},
         **({"rollout": _rollout(spec)} if spec.rollout is not None else {}),
@@ -56,30 +61,30 @@ def config_of(run: Resolved) -> dict[str, Any]:
         **({"hooks": changing} if (changing := _changing_hooks(spec)) else {}),
         **({"ema": experiment_settings(spec.ema)} if spec.ema is not None else {}),
         "precision": _precision(spec.precision, formats),
-        **_mixture(run),
+        **_mixture(resolved),
     }
     beginning = {k: portable(v) for k, v in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))) if v}
-    weights = {"weights": run.weights.digest} if run.weights is not None else {}
+    weights = {"weights": resolved.weights.digest} if resolved.weights is not None else {}
     weights |= {"reference": files.digest} if (files := reference_files(spec)) is not None else {}
     return whole_numbers({**content, **({"checkpoint": beginning} if beginning else {}), **weights})
 
 
-def _config_of_server(run: Resolved) -> dict[str, Any]:
+def _config_of_server(resolved: Resolved) -> dict[str, Any]:
     """Return the served model and its adapters; without adapters, the model itself is trained."""
-    spec, formats = run.spec, run.formats
+    spec, formats = resolved.spec, resolved.formats
     assert spec.serve is not None
-    adapter = run.architecture.adapter
+    adapter = resolved.architecture.adapter
     tasks = list(adapter.tasks.values()) if isinstance(adapter, TaskAdapters) else []
     content = {
         "name": spec.experiment.name,
         "experiment": experiment_settings(spec.experiment),
-        "model": run.architecture.base.to_json(),
+        "model": resolved.architecture.base.to_json(),
         **({"adapter": tasks[0].to_json()} if tasks else {}),
         "tokenizer": tokenizer_kind(spec.tokenizer.source).place(spec.tokenizer.source),
         "serve": experiment_settings(spec.serve),
         "precision": _precision(spec.precision, formats),
     }
-    return whole_numbers({**content, **({"weights": run.weights.digest} if run.weights is not None else {})})
+    return whole_numbers({**content, **({"weights": resolved.weights.digest} if resolved.weights is not None else {})})
 
 
 def _precision(precision: Precision, formats: Formats) -> dict[str, Any]:
@@ -98,9 +103,9 @@ def _in_effect(batch: Batch) -> Batch:
     return batch if batch.ramp_from is not None else evolve(batch, ramp=fields_dict(Batch)["ramp"].default)
 
 
-def _frozen(run: Resolved) -> list[str]:
+def _frozen(resolved: Resolved) -> list[str]:
     """Return the names of frozen parameters."""
-    return [tensor.name for tensor in run.inventory.tensors if not tensor.trained]
+    return [tensor.name for tensor in resolved.inventory.tensors if not tensor.trained]
 
 
 def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
@@ -156,13 +161,13 @@ def _changing_hooks(spec: Spec) -> list[Any]:
     return [[hook.declared["place"], hook.digest, hook.function, experiment_settings(hook)] for hook in changing]
 
 
-def _mixture(run: Resolved) -> dict[str, Any]:
+def _mixture(resolved: Resolved) -> dict[str, Any]:
     """Return shares and phases if there are several datasets or phases.
 
     Rows are drawn from the datasets in their order, and by the name of the phase.
     """
-    spec = run.spec
-    if len(run.training) == 1 and not spec.phases:
+    spec = resolved.spec
+    if len(resolved.training) == 1 and not spec.phases:
         return {}
     phases = {
         name: [
@@ -173,7 +178,7 @@ def _mixture(run: Resolved) -> dict[str, Any]:
         ]
         for name, phase in spec.phases.items()
     }
-    return {"mixture": _mix(spec, None), "phases": phases, "drawn": list(run.training)}
+    return {"mixture": _mix(spec, None), "phases": phases, "drawn": list(resolved.training)}
 
 
 def _mix(spec: Spec, phase: Phase | None) -> dict[str, Any]:

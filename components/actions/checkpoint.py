@@ -31,11 +31,11 @@ class CheckpointAction(PlannedAction):
     lasting = True
     hooked = "checkpoint"
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
-        averages = "" if run.averages is None else " their average,"
-        counts = run.moment_counts
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
+        averages = "" if resolved.averages is None else " their average,"
+        counts = resolved.moment_counts
         state = STATES.get(max(counts), f"{max(counts)} moments") if len(counts) == 1 else "moments"
-        does = f"save weights,{averages} {state} and the place in the data: {bytes_text(run.checkpoint_bytes)}"
+        does = f"save weights,{averages} {state} and the place in the data: {bytes_text(resolved.checkpoint_bytes)}"
         if place.asked:
             does += ", as soon as it is asked for"
         elif place.ends:

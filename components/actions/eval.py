@@ -70,38 +70,40 @@ class Eval(PlannedAction):
         added=True,
     )
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
-        averaged, of = averaged_weights(run)
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
+        averaged, of = averaged_weights(resolved)
         from xtrain.plan.groups import task_of
         from xtrain.planner.data.training import is_measured
 
-        name = task_of(run.spec, self.dataset)
+        name = task_of(resolved.spec, self.dataset)
         task = {} if name is None else {"task": name}
         of += "" if name is None else f" with the adapter of task {name}"
         after = ((f"setup.data.{self.dataset}", "held-out rows"),)
         name = f"tick.eval.{self.dataset}"
-        if run.spec.datasets[self.dataset].choices is not None:
+        if resolved.spec.datasets[self.dataset].choices is not None:
             args = {"dataset": self.dataset, "rows": None, "choices": True, **averaged, **task}
             from xtrain.plan.parameters import flops_per_token
 
-            row = flops_text(flops_per_token(run.architecture, run.batch.sequence) * run.batch.sequence / 3)
+            row = flops_text(
+                flops_per_token(resolved.architecture, resolved.batch.sequence) * resolved.batch.sequence / 3
+            )
             does = f"accuracy on all questions of {self.dataset}, by the likeliest choice{of}; {row} a row"
             return ActionNode("tick.eval", args, does, name=name, after=after)
-        batches = self._batches(run.batch.steps)
+        batches = self._batches(resolved.batch.steps)
         # Counted in the rows of a step, not of a microbatch: every layout then evaluates the same rows.
-        rows = None if batches is None else batches * run.batch.rows
+        rows = None if batches is None else batches * resolved.batch.rows
         reach = "the whole hold-out" if rows is None else f"its first {plural(rows, 'row')}"
-        body, loss = run.spec.evaluation_step, run.spec.loss
+        body, loss = resolved.spec.evaluation_step, resolved.spec.loss
         args = {"dataset": self.dataset, "rows": rows, **averaged, **task}
         what = "loss"
         if body is not None:
             args["user"] = body.call()
             of += f", by {body.function} of {body.module}"
-        elif is_measured(run.spec, self.dataset):
+        elif is_measured(resolved.spec, self.dataset):
             args["objective"] = loss.unit
             other = "objective" if loss.plain else loss.kind
             what = " and ".join(("loss", other, *(["its metrics"] if loss.measured else [])))
-        if self.asks() is not None and run.spec.rollout is not None:
+        if self.asks() is not None and resolved.spec.rollout is not None:
             args["answers"] = self.answers
             what += f" and the mean reward of a {self.answers} completion of each prompt"
             after += (("setup.prompts", "prompts"),)

@@ -74,21 +74,23 @@ class ExportAction(PlannedAction):
         example='"sql"',
     )
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         dtype = None if self.dtype == "auto" else self.dtype
         if self.adapter:
-            return self._adapter_node(run, dtype)
-        weights = "averaged weights" if run.spec.ema is not None and run.spec.ema.publish else "weights"
+            return self._adapter_node(resolved, dtype)
+        weights = "averaged weights" if resolved.spec.ema is not None and resolved.spec.ema.publish else "weights"
         if dtype is not None:
-            written = f"as {dtype}, {bytes_text(run.inventory.total * _BYTES[dtype])}"
-        elif run.weights is not None:
-            formats = " and ".join(LOADED[each] for each in run.weights.formats)
-            size = sum(tensor.bytes for tensor in run.weights.tensors.values())
+            written = f"as {dtype}, {bytes_text(resolved.inventory.total * _BYTES[dtype])}"
+        elif resolved.weights is not None:
+            formats = " and ".join(LOADED[each] for each in resolved.weights.formats)
+            size = sum(tensor.bytes for tensor in resolved.weights.tensors.values())
             written = f"as {formats}, as they were read, {bytes_text(size)}"
         else:
             from xtrain.plan.parameters import weight_bytes
 
-            written = f"as {run.formats.params}, {bytes_text(weight_bytes(run.inventory, run.formats.params))}"
+            written = (
+                f"as {resolved.formats.params}, {bytes_text(weight_bytes(resolved.inventory, resolved.formats.params))}"
+            )
         to = portable(self.to)
         does = f"write the {weights} to {to} for transformers, {written}; nothing there is overwritten"
         args: dict[str, Any] = {"to": to, "dtype": dtype, "most": int(self.shard_size.value)}
@@ -96,10 +98,10 @@ class ExportAction(PlannedAction):
             args["dequantise"] = True
         return ActionNode("tick.export", args, does)
 
-    def _adapter_node(self, run: "Resolved", dtype: str | None) -> ActionNode:
-        weights = "averaged adapter" if run.spec.ema is not None and run.spec.ema.publish else "adapter"
-        own = (each for each in run.inventory.tensors if each.trained and each.task in ("", self.task or ""))
-        size = sum(each.size for each in own) * _BYTES[dtype or run.formats.params]
+    def _adapter_node(self, resolved: "Resolved", dtype: str | None) -> ActionNode:
+        weights = "averaged adapter" if resolved.spec.ema is not None and resolved.spec.ema.publish else "adapter"
+        own = (each for each in resolved.inventory.tensors if each.trained and each.task in ("", self.task or ""))
+        size = sum(each.size for each in own) * _BYTES[dtype or resolved.formats.params]
         to = portable(self.to)
         weights += f" of task {self.task}" if self.task else ""
         does = f"write the {weights} to {to} for PEFT, {bytes_text(size)}; nothing there is overwritten"

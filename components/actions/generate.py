@@ -110,19 +110,19 @@ class Generate(PlannedAction):
         unfit = unfit_task(arch, self.task)
         return {} if unfit is None else {"task" if self.task else "": ("X440", *unfit)}
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
-        averaged, of = averaged_weights(run)
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
+        averaged, of = averaged_weights(resolved)
         of += f" with the adapter of task {self.task}" if self.task else ""
         args = {
             "prompts": list(self.prompts),
             "tokens": self.tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "seed": run.spec.experiment.seed if isinstance(self.seed, Auto) else self.seed,
-            "positions": self._positions(run),
+            "seed": resolved.spec.experiment.seed if isinstance(self.seed, Auto) else self.seed,
+            "positions": self._positions(resolved),
             **averaged,
         }
-        chat, turns = self.template(run.spec), ""
+        chat, turns = self.template(resolved.spec), ""
         if chat is not None:
             chat = portable(chat)
             turns = f", what a user says by template {'that of the tokenizer' if chat == 'auto' else chat},"
@@ -135,26 +135,26 @@ class Generate(PlannedAction):
             "task": self.task,
         }
         args |= {name: value for name, value in given.items() if value}
-        cache = bytes_text(self._cache(run))
+        cache = bytes_text(self._cache(resolved))
         does = f"continue {plural(len(self.prompts), 'prompt')}{turns} by {self.tokens} tokens{of}"
         return ActionNode("tick.generate", args, f"{does}; key-value cache: {cache} a rank")
 
-    def _positions(self, run: "Resolved") -> int:
+    def _positions(self, resolved: "Resolved") -> int:
         """Return the cache positions for each prompt. A tokenizer produces at most one token per byte, plus bos; the
         last added token is not read again. The model's context may be shorter."""
         written = WRITTEN_BY_TEMPLATE + len(self.system.encode()) if self.chat is not None else 0
         wanted = max((len(prompt.encode()) for prompt in self.prompts), default=0) + written + self.tokens
-        limit = run.architecture.rope.limit
+        limit = resolved.architecture.rope.limit
         return wanted if limit is None else min(wanted, limit)
 
-    def _cache(self, run: "Resolved") -> int:
+    def _cache(self, resolved: "Resolved") -> int:
         """Return the bytes of the keys and values of all prompts on a rank."""
         from xtrain.planner.derive.further_models import cache_bytes
 
-        return cache_bytes(run, len(self.prompts), self._positions(run))
+        return cache_bytes(resolved, len(self.prompts), self._positions(resolved))
 
-    def allocates(self, run: "Resolved", states: int) -> int:
-        return self._cache(run)
+    def allocates(self, resolved: "Resolved", states: int) -> int:
+        return self._cache(resolved)
 
     def template(self, spec: Spec) -> str | None:
         if not isinstance(self.chat, Auto):

@@ -32,7 +32,7 @@ class Health(PlannedAction):
         role=Role.EXECUTION,
     )
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         seconds = self.limit.value
         does = f"a sum over all ranks, timed; a rank that has not come within {seconds_text(seconds)} is named"
         return ActionNode("tick.health", {"limit_seconds": seconds}, does)

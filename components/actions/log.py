@@ -22,5 +22,5 @@ class LogAction(PlannedAction):
     turn = TURN_OF_LOG
     records = True
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         return ActionNode("tick.log", {}, "one record to metrics.jsonl: loss, gradient norm, learning rate, speed")

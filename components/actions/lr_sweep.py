@@ -56,7 +56,7 @@ class LrSweep(PlannedAction):
         "what the running average of the loss keeps of itself in a step", default=0.9, check=proper_fraction
     )
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         does = f"keep loss and learning rate; stop if the loss, smoothed by {self.smoothing:g}, is not finite or above "
         does += (
             f"{self.times:g} times its least; at the end write lr_sweep.json with the steepest descent and minimum/10"

@@ -32,9 +32,9 @@ class MemorySnapshot(PlannedAction):
         example="2",
     )
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         """Return the plan node. At the end of a run there are no following steps to record."""
-        recorded, history = RecordedRanks.of(self.ranks, run), 0 if place.ends else self.length(run.spec)
+        recorded, history = RecordedRanks.of(self.ranks, resolved), 0 if place.ends else self.length(resolved.spec)
         watched = f", behind {plural(history, 'step')} of what a GPU's allocator does" if history else ""
         does = f"what {recorded.text} hold{'s' if recorded.count == 1 else ''}, beside the plan's figures{watched}"
         return ActionNode("tick.memory_snapshot", {"ranks": recorded.ranks, "history": history}, does)

@@ -57,19 +57,19 @@ class Norms(PlannedAction):
     def reads_gradients(self) -> bool:
         return "gradients" in self.of
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         of = [each for each in self.of if each != "updates" or not place.event]
-        count = len({group_of(tensor.name, self.by) for tensor in run.inventory.tensors} | {WHOLE})
+        count = len({group_of(tensor.name, self.by) for tensor in resolved.inventory.tensors} | {WHOLE})
         does = f"norms of {' and '.join(of) or 'nothing'} by {self.by}, {plural(count, 'group')}, with one all-reduce"
         return ActionNode("tick.norms", {"by": self.by, "of": of}, does)
 
     @classmethod
-    def in_step(cls, ticks: Sequence[Action], run: "Resolved") -> Iterator[StepNode]:
+    def in_step(cls, ticks: Sequence[Action], resolved: "Resolved") -> Iterator[StepNode]:
         if any(isinstance(action, cls) and "updates" in action.of for action in ticks):
             does = "in steps with norms of updates: copy the parameters that a rank owns, which are about to change"
             yield StepNode("step.optimizer", "step.norms", {}, does)
 
-    def allocates(self, run: "Resolved", states: int) -> int:
+    def allocates(self, resolved: "Resolved", states: int) -> int:
         """Return the size of the parameters' copy."""
         return states if "updates" in self.of else 0
 

@@ -33,7 +33,7 @@ class Notify(PlannedAction):
 
     command: str
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         command = str(self.command)
         short = command if len(command) <= 40 else f"{command[:39]}…"
         does = " ".join(f"run `{short}` beside training, for {seconds_text(LIMIT)} at most".split())

@@ -44,9 +44,9 @@ class ProfileAction(PlannedAction):
     )
     memory: bool = setting("also record allocations and frees", default=False, role=Role.CADENCE)
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         """Return the plan node. A profile requested from outside gets its number of steps with the request."""
-        recorded = RecordedRanks.of(self.ranks, run)
+        recorded = RecordedRanks.of(self.ranks, resolved)
         args = {"ranks": recorded.ranks, "shapes": self.shapes, "stacks": self.stacks, "memory": self.memory}
         more = [name for name in ("shapes", "stacks", "memory") if getattr(self, name)]
         beside = f", with {' and '.join(more)}" if more else ""

@@ -23,7 +23,7 @@ class Requeue(PlannedAction):
     kind: ClassVar[str] = "requeue"
     example = "on sigusr1 {} then stop"
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         return ActionNode("event.requeue", {}, "ask Slurm to start the job again; without Slurm a warning says so")
 
     def misplaced(self, event: str, following: Sequence[Action]) -> tuple[str, str] | None:

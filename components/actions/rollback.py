@@ -33,7 +33,7 @@ class Rollback(PlannedAction):
         role=Role.EXECUTION,
     )
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         often = f"{plural(self.times, 'time')} at most"
         does = f"back to the last good checkpoint and on with the data behind the failure, {often}"
         return ActionNode("event.rollback", {"times": self.times}, does)

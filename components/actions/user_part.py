@@ -26,7 +26,7 @@ class UserAction(UserComponent, PlannedAction):
         "action/NAME/KEY": ("what your own action NAME returned under KEY, on the first rank", "")
     }
 
-    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         purpose = self.purpose.removesuffix(".")
         does = f"{self.function} of {self.module}{f': {purpose}' if purpose else ''}"
         return ActionNode(OF_USERS, {"user": self.call()}, does, name=f"tick.{self.function}")

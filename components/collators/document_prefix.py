@@ -31,14 +31,14 @@ class DocumentPrefix(PlannedLink):
     gives = TOKEN_SAMPLES
     changes = True
 
-    def args(self, run: "Resolved") -> dict[str, Any]:
+    def args(self, resolved: "Resolved") -> dict[str, Any]:
         return self._arguments
 
     @property
     def _arguments(self) -> dict[str, Any]:
         return {"most": self.most.fraction}
 
-    def does(self, run: "Resolved") -> str:
+    def does(self, resolved: "Resolved") -> str:
         return f"a beginning of each document, drawn from the seed and {self.most} of it at most, is only read"
 
     def identity(self, align: int) -> list[Any]:

@@ -40,7 +40,7 @@ class FillInMiddle(PlannedLink):
     gives = TOKEN_SAMPLES
     changes = True
 
-    def args(self, run: "Resolved") -> dict[str, Any]:
+    def args(self, resolved: "Resolved") -> dict[str, Any]:
         return self._arguments
 
     @property
@@ -51,7 +51,7 @@ class FillInMiddle(PlannedLink):
             "tokens": [getattr(self, name) for name in NAMES],
         }
 
-    def does(self, run: "Resolved") -> str:
+    def does(self, resolved: "Resolved") -> str:
         order = f"{self.prefix}, {self.suffix}, {self.middle}"
         return f"{self.rate} of the plain documents cut at two places drawn from the seed, and reordered behind {order}"
 

@@ -21,5 +21,5 @@ class Flatten(PlannedLink):
     gives = TOKEN_SAMPLES
     usual = True
 
-    def does(self, run: "Resolved") -> str:
+    def does(self, resolved: "Resolved") -> str:
         return "rows become one list of samples"

@@ -80,36 +80,36 @@ class Pack(RowLink, PlannedLink):
     def _method(self) -> str:
         return "auto" if isinstance(self.method, Auto) else self.method
 
-    def args(self, run: "Resolved") -> dict[str, Any]:
+    def args(self, resolved: "Resolved") -> dict[str, Any]:
         group = {} if self.grouped is None else {"group": self.grouped}
-        loss = run.spec.loss
+        loss = resolved.spec.loss
         read = {
             **({"unit": loss.unit} if loss.unit != "token" else {}),
             **({"columns": list(loss.columns)} if loss.columns else {}),
             **({"computed": list(loss.computed)} if loss.computed else {}),
             **({"values": list(loss.values)} if loss.values else {}),
-            **({"wide": {name: asdict(each) for name, each in wide.items()}} if (wide := self._wide(run)) else {}),
-            **({"later": run.architecture.mtp} if run.architecture.mtp else {}),
+            **({"wide": {name: asdict(each) for name, each in wide.items()}} if (wide := self._wide(resolved)) else {}),
+            **({"later": resolved.architecture.mtp} if resolved.architecture.mtp else {}),
         }
-        return {"method": self._method, "capacity": run.batch.sequence, "align": run.align, **group, **read}
+        return {"method": self._method, "capacity": resolved.batch.sequence, "align": resolved.align, **group, **read}
 
     @staticmethod
-    def _wide(run: "Resolved") -> dict[str, WideColumn]:
+    def _wide(resolved: "Resolved") -> dict[str, WideColumn]:
         """Return the columns with several numbers per token: those of the loss, and the experts of sampled tokens."""
         from xtrain.planner.derive.further_models import replayed_width
 
-        width = replayed_width(run)
-        return {**run.spec.loss.wide, **({EXPERTS: WideColumn(width, "int32")} if width else {})}
+        width = replayed_width(resolved)
+        return {**resolved.spec.loss.wide, **({EXPERTS: WideColumn(width, "int32")} if width else {})}
 
-    def does(self, run: "Resolved") -> str:
+    def does(self, resolved: "Resolved") -> str:
         how = "as their datasets say" if isinstance(self.method, Auto) else self.method
-        text = f"{how}: samples side by side in rows of {run.batch.sequence:,}, attention kept apart"
-        text += f", each padded to a multiple of {run.align}" if run.align > 1 else ""
-        loss = run.spec.loss
+        text = f"{how}: samples side by side in rows of {resolved.batch.sequence:,}, attention kept apart"
+        text += f", each padded to a multiple of {resolved.align}" if resolved.align > 1 else ""
+        loss = resolved.spec.loss
         text += f"; {loss.unit}s are told apart" if loss.unit != "token" else ""
         read = [f"`{name}`" for name in (*loss.columns, *loss.values, *loss.wide)]
         text += f"; the loss reads {', '.join(read)}" if read else ""
-        later = run.architecture.mtp
+        later = resolved.architecture.mtp
         return text + (f"; beside each token the {plural(later, 'token')} behind it" if later else "")
 
     def identity(self, align: int) -> list[Any]:

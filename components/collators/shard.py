@@ -21,12 +21,12 @@ class Shard(PlannedLink):
     gives = LOCAL_MICROBATCH
     by_layout = True
 
-    def args(self, run: "Resolved") -> dict[str, Any]:
-        return {"ring": run.size("ring"), "ulysses": run.size("ulysses")}
+    def args(self, resolved: "Resolved") -> dict[str, Any]:
+        return {"ring": resolved.size("ring"), "ulysses": resolved.size("ulysses")}
 
-    def axes(self, run: "Resolved") -> tuple[str, ...]:
-        return run.wide("ring", "ulysses")
+    def axes(self, resolved: "Resolved") -> tuple[str, ...]:
+        return resolved.wide("ring", "ulysses")
 
-    def does(self, run: "Resolved") -> str:
-        sequence = run.batch.sequence
-        return f"keep this rank's {sequence // run.context:,} of {sequence:,} positions of every row"
+    def does(self, resolved: "Resolved") -> str:
+        sequence = resolved.batch.sequence
+        return f"keep this rank's {sequence // resolved.context:,} of {sequence:,} positions of every row"

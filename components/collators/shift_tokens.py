@@ -21,5 +21,5 @@ class ShiftTokens(PlannedLink):
     gives = LABELLED_SAMPLES
     usual = True
 
-    def does(self, run: "Resolved") -> str:
+    def does(self, resolved: "Resolved") -> str:
         return "each label is the next token of the same document"

@@ -21,5 +21,5 @@ class ToTensor(PlannedLink):
     gives = TENSOR_ROWS
     usual = True
 
-    def does(self, run: "Resolved") -> str:
+    def does(self, resolved: "Resolved") -> str:
         return "token arrays become int64 tensors"

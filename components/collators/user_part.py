@@ -31,10 +31,10 @@ class UserCollator(UserComponent, PlannedLink):
     def name(self) -> str:
         return self.function
 
-    def args(self, run: "Resolved") -> dict[str, Any]:
+    def args(self, resolved: "Resolved") -> dict[str, Any]:
         return {**self.call(), "takes": self.takes, "gives": self.gives}
 
-    def does(self, run: "Resolved") -> str:
+    def does(self, resolved: "Resolved") -> str:
         return self.purpose.removesuffix(".") or f"{self.function} of {self.module}, row by row"
 
     def identity(self, align: int) -> list[Any]:

@@ -62,12 +62,12 @@ class Adafactor(PlannedOptimizer):
         "beta2_decay": "the optimizer takes it from the plan, and the averages follow within some steps"
     }
 
-    def arguments(self, run: "Resolved") -> dict[str, Any]:
+    def arguments(self, resolved: "Resolved") -> dict[str, Any]:
         """Return the node's arguments. factored: names of matrices, with `*` for the layer; each expert is one matrix.
         states: format of the averages if it differs from the parameters' format."""
-        names = sorted({pattern_of(each.name) for each in run.inventory.tensors if is_factored(each)})
-        states = {"states": "fp32"} if run.formats.params == "bf16" else {}
-        return {**super().arguments(run), "factored": names, **states}
+        names = sorted({pattern_of(each.name) for each in resolved.inventory.tensors if is_factored(each)})
+        states = {"states": "fp32"} if resolved.formats.params == "bf16" else {}
+        return {**super().arguments(resolved), "factored": names, **states}
 
     def does(self, number_format: str) -> str:
         form = "fp32" if number_format == "bf16" else number_format
@@ -92,7 +92,7 @@ class Adafactor(PlannedOptimizer):
     def converts(cls, args: Mapping[str, Any]) -> bool:
         return True
 
-    def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
+    def work(self, resolved: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
         """Return the optimizer's work: three sums along every axis that cuts matrices: of squares of weights and of
         gradients by rows and columns; of the latter by rows; of squares of updates."""
         from xtrain.blocks.op_trace import CollectiveCall
@@ -101,10 +101,10 @@ class Adafactor(PlannedOptimizer):
 
         sums: Counter[tuple[str, int]] = Counter()
         for parameter in parameters:
-            shape = run.cuts.shape(parameter)
+            shape = resolved.cuts.shape(parameter)
             matrices = shape[0] if parameter.expert else 1
             rows, columns = len(shape) - 2, len(shape) - 1
-            for axis, dim in cuts_along(run, parameter):
+            for axis, dim in cuts_along(resolved, parameter):
                 if parameter.expert and dim == 0:
                     continue  # whole matrices of a stack
                 sums[axis, 0] += matrices
@@ -113,7 +113,7 @@ class Adafactor(PlannedOptimizer):
                     sums[axis, 0] += prod(shape) // max(1, shape[dim])
                     sums[axis, 1] += matrices if dim == rows else 0
                     assert dim in (rows, columns)
-        width = max(BYTES[run.formats.params], BYTES["fp32"])
+        width = max(BYTES[resolved.formats.params], BYTES["fp32"])
         return UpdateWork(
             calls=tuple(
                 CollectiveCall(axis, "all_reduce", NODE, count * width) for (axis, _), count in sums.items() if count

@@ -67,15 +67,15 @@ class AdamMini(PlannedOptimizer):
         "betas": "the optimizer takes it from the plan, and the averages follow within some steps"
     }
 
-    def arguments(self, run: "Resolved") -> dict[str, Any]:
+    def arguments(self, resolved: "Resolved") -> dict[str, Any]:
         """Return the node's arguments. heads: names of queries and keys, with `*` for the layer, and their numbers of
         heads. rows, columns, whole: names of other parameters with such blocks; all others have an average per
         element. averages: format of the averages if it differs from the parameters' format."""
-        heads = heads_of(run)
-        found = {pattern_of(each.name): blocks_of(heads, each) for each in run.inventory.tensors}
+        heads = heads_of(resolved)
+        found = {pattern_of(each.name): blocks_of(heads, each) for each in resolved.inventory.tensors}
         kinds = {kind: sorted(name for name, own in found.items() if own == kind) for kind in NAMED[1:]}
-        averages = {"averages": "fp32"} if run.formats.params == "bf16" else {}
-        return {**super().arguments(run), "heads": heads, **kinds, **averages}
+        averages = {"averages": "fp32"} if resolved.formats.params == "bf16" else {}
+        return {**super().arguments(resolved), "heads": heads, **kinds, **averages}
 
     def does(self, number_format: str) -> str:
         return (
@@ -103,23 +103,23 @@ class AdamMini(PlannedOptimizer):
     def converts(cls, args: Mapping[str, Any]) -> bool:
         return True
 
-    def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
+    def work(self, resolved: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
         """Return the optimizer's work: one sum along every axis that cuts blocks."""
         from xtrain.blocks.op_trace import CollectiveCall
         from xtrain.contracts.optimizers import UpdateWork
         from xtrain.planner.derive.update_work import cuts_along
 
         sums: Counter[str] = Counter()
-        heads = heads_of(run)
+        heads = heads_of(resolved)
         for parameter in parameters:
-            shape, blocks = run.cuts.shape(parameter), blocks_of(heads, parameter)
+            shape, blocks = resolved.cuts.shape(parameter), blocks_of(heads, parameter)
             dims = summed_dims(blocks, len(shape), parameter.expert)
             numbers = prod(extent for dim, extent in enumerate(shape) if dim not in dims)
             if blocks == "heads":
                 numbers = heads[pattern_of(parameter.name)]
-            for axis, dim in cuts_along(run, parameter):
+            for axis, dim in cuts_along(resolved, parameter):
                 sums[axis] += numbers if dim in dims else 0
-        width = max(BYTES[run.formats.params], BYTES["fp32"])
+        width = max(BYTES[resolved.formats.params], BYTES["fp32"])
         return UpdateWork(
             calls=tuple(
                 CollectiveCall(axis, "all_reduce", NODE, count * width) for axis, count in sums.items() if count
@@ -127,9 +127,9 @@ class AdamMini(PlannedOptimizer):
         )
 
 
-def heads_of(run: "Resolved") -> dict[str, int]:
+def heads_of(resolved: "Resolved") -> dict[str, int]:
     """Return the names of the matrices of queries and keys, with `*` for the layer, and how many heads each has."""
-    arch = run.architecture
+    arch = resolved.architecture
     return {
         f"layers.*.{parameter.name}": parameter.heads
         for kind in arch.kinds

@@ -57,10 +57,10 @@ class AdamW8bit(PlannedOptimizer):
         "betas": "the optimizer takes it from the plan, and the moments follow within some steps"
     }
 
-    def arguments(self, run: "Resolved") -> dict[str, Any]:
+    def arguments(self, resolved: "Resolved") -> dict[str, Any]:
         """Return the node's arguments. quantised: names of the tensors with 8-bit moments, with `*` for the layer."""
-        found = self._quantised(run.inventory.tensors)
-        return {**super().arguments(run), "quantised": sorted({pattern_of(each.name) for each in found})}
+        found = self._quantised(resolved.inventory.tensors)
+        return {**super().arguments(resolved), "quantised": sorted({pattern_of(each.name) for each in found})}
 
     def _quantised(self, tensors: "Iterable[ParameterSpec]") -> "list[ParameterSpec]":
         """Return the tensors with 8-bit moments, independent of layout and of what is trained. All tensors of a name

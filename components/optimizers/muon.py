@@ -70,11 +70,11 @@ class Muon(PlannedOptimizer):
         "momentum": "the optimizer takes it from the plan, and the momentum follows within some steps",
     }
 
-    def arguments(self, run: "Resolved") -> dict[str, Any]:
+    def arguments(self, resolved: "Resolved") -> dict[str, Any]:
         """Return the node's arguments. matrices: names of the matrices to orthogonalize, with `*` for the layer.
         format: number format during orthogonalization, that of the computation. heads: for matrices orthogonalized
         per head, the number of heads and the dim (0 or 1) along which they are concatenated."""
-        arch = run.architecture
+        arch = resolved.architecture
         found = {
             f"layers.*.{parameter.name}": parameter
             for kind in arch.kinds
@@ -83,7 +83,7 @@ class Muon(PlannedOptimizer):
         }
         several = {name: [each.heads, int(each.cut == "row")] for name, each in sorted(found.items()) if each.heads > 1}
         heads = {"heads": several} if self.heads and several else {}
-        return {**super().arguments(run), "matrices": sorted(found), "format": run.formats.compute, **heads}
+        return {**super().arguments(resolved), "matrices": sorted(found), "format": resolved.formats.compute, **heads}
 
     def args(self) -> dict[str, Any]:
         found = super().args()
@@ -112,13 +112,16 @@ class Muon(PlannedOptimizer):
     def scalars(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
         return () if in_matrices(args["matrices"], name) else ("step",)
 
-    def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
+    def work(self, resolved: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
         from xtrain.planner.derive.update_work import batches_of, work_of
 
-        args = self.arguments(run)
+        args = self.arguments(resolved)
         found = [each for each in parameters if in_matrices(args["matrices"], each.name)]
         return work_of(
-            batches_of(run, found), BYTES[args["format"]], self.ns_steps, lambda name: heads_of(args.get("heads"), name)
+            batches_of(resolved, found),
+            BYTES[args["format"]],
+            self.ns_steps,
+            lambda name: heads_of(args.get("heads"), name),
         )
 
 

@@ -66,13 +66,13 @@ def idle_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[tuple[str,
                 yield name, "the device of the ranks is the host itself"
 
 
-def offload_config(run: "Resolved", chosen: DeepspeedSettings) -> dict[str, Any]:
+def offload_config(resolved: "Resolved", chosen: DeepspeedSettings) -> dict[str, Any]:
     """Return the part of `zero_optimization`."""
     found: dict[str, Any] = {}
     for name, place in chosen.offloading.items():
         found[name] = {"device": place, "pin_memory": chosen.pin_memory}
         if place == "nvme":
-            found[name] |= {"nvme_path": chosen.nvme_path, **_buffers(run, name)}
+            found[name] |= {"nvme_path": chosen.nvme_path, **_buffers(resolved, name)}
     return found
 
 
@@ -81,21 +81,21 @@ def aio_config(chosen: DeepspeedSettings) -> dict[str, Any]:
     return {"aio": dict(AIO)} if "nvme" in chosen.offloading.values() else {}
 
 
-def file_bytes(run: "Resolved", chosen: DeepspeedSettings) -> int:
+def file_bytes(resolved: "Resolved", chosen: DeepspeedSettings) -> int:
     """Return the maximum size of a rank's files: its piece of the updated weights, of their gradients and moments, and
     of the parameters in the compute format."""
-    trained = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
-    numbers = _aligned(-(-trained // run.size("replicate")))
-    updated = BYTES[run.formats.params] * _optimizer_buffers(run) if chosen.offload_optimizer == "nvme" else 0
-    computed = BYTES[run.formats.compute] if chosen.offload_param == "nvme" else 0
+    trained = sum(tensor.size for tensor in resolved.inventory.tensors if tensor.trained)
+    numbers = _aligned(-(-trained // resolved.size("replicate")))
+    updated = BYTES[resolved.formats.params] * _optimizer_buffers(resolved) if chosen.offload_optimizer == "nvme" else 0
+    computed = BYTES[resolved.formats.compute] if chosen.offload_param == "nvme" else 0
     return numbers * (updated + computed)
 
 
-def offload_text(run: "Resolved", chosen: DeepspeedSettings) -> str:
+def offload_text(resolved: "Resolved", chosen: DeepspeedSettings) -> str:
     """Return a clause that says where state is kept and what is transferred between device and host."""
-    text, ranks = "", run.size("replicate")
-    piece = -(-sum(tensor.size for tensor in run.inventory.tensors if tensor.trained) // ranks)
-    width, computed = BYTES[run.formats.params], BYTES[run.formats.compute]
+    text, ranks = "", resolved.size("replicate")
+    piece = -(-sum(tensor.size for tensor in resolved.inventory.tensors if tensor.trained) // ranks)
+    width, computed = BYTES[resolved.formats.params], BYTES[resolved.formats.compute]
     where = {"cpu": "in host memory", "nvme": f"in files below {chosen.nvme_path}"}
     if (place := chosen.offload_optimizer) != "none":
         text += f"; weights and moments lie {where[place]} and are updated by the processor: in a step "
@@ -103,12 +103,14 @@ def offload_text(run: "Resolved", chosen: DeepspeedSettings) -> str:
         text += "weights come back"
     if (place := chosen.offload_param) != "none":
         text += f"; parameters lie {where[place]}, from where each forward and backward fetches them"
-    if size := file_bytes(run, chosen):
+    if size := file_bytes(resolved, chosen):
         text += f"; the files of a rank take at most {bytes_text(size)}"
     return text
 
 
-def moved(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piece: int, computed: int) -> "OwnedBytes":
+def moved(
+    resolved: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piece: int, computed: int
+) -> "OwnedBytes":
     """Return a rank's bytes on the device and in host memory, from the `states` of its stage. piece: bytes of its shard
     of the updated weights; computed: bytes of its shard in the compute format."""
     from xtrain.plan.mesh import device_kind
@@ -116,16 +118,18 @@ def moved(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piec
     device, weights, gradients, moments = states, 0, 0, 0
     if chosen.offload_optimizer != "none":
         device = evolve(device, parameters=device.parameters - piece, moments=0)
-        on_device, gradients = _gradients(run, chosen, states, piece)
+        on_device, gradients = _gradients(resolved, chosen, states, piece)
         device = evolve(device, trained=on_device)
         if chosen.offload_optimizer == "cpu":
             # In stages 1 and 2 updated weights pass through a tensor in the parameter format.
-            passing = piece * BYTES[run.formats.compute] // BYTES[run.formats.params] if chosen.stage < 3 else 0
+            passing = (
+                piece * BYTES[resolved.formats.compute] // BYTES[resolved.formats.params] if chosen.stage < 3 else 0
+            )
             weights, moments = piece + passing, states.moments
     if chosen.offload_param != "none":
         device = evolve(device, parameters=device.parameters - computed)
         weights += computed if chosen.offload_param == "cpu" else 0
-    if device_kind(run.spec) != "cpu":
+    if device_kind(resolved.spec) != "cpu":
         return evolve(device, host=weights + gradients + moments)
     return evolve(
         device,
@@ -135,50 +139,54 @@ def moved(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piec
     )
 
 
-def _gradients(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piece: int) -> tuple[int, int]:
+def _gradients(resolved: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piece: int) -> tuple[int, int]:
     """Return the bytes of gradients on the device and in host memory with an offloaded update."""
     if chosen.offload_optimizer == "nvme":
-        return 0, piece + BYTES[run.formats.params] * _optimizer_buffers(run) * _group_numbers(run, piece)
+        return 0, piece + BYTES[resolved.formats.params] * _optimizer_buffers(resolved) * _group_numbers(
+            resolved, piece
+        )
     if chosen.stage == 3:  # summed over microbatches in one tensor, and updated from another
         return 0, 2 * piece
     # Each parameter is moved separately, through a tensor on either side.
-    passing = BYTES[run.formats.compute] * _largest(run)
-    if chosen.stage == 1 or run.formats.compute != run.formats.params:  # microbatches are summed on the device
+    passing = BYTES[resolved.formats.compute] * _largest(resolved)
+    if (
+        chosen.stage == 1 or resolved.formats.compute != resolved.formats.params
+    ):  # microbatches are summed on the device
         return states.trained + passing, piece + passing
     # Sums over microbatches are in host memory too: whole parameters, even those of which a rank has a shard.
-    whole = BYTES[run.formats.params] * run.inventory.total
-    return passing, piece + passing + (min(whole, piece + 2 * passing) if run.batch.accumulate > 1 else 0)
+    whole = BYTES[resolved.formats.params] * resolved.inventory.total
+    return passing, piece + passing + (min(whole, piece + 2 * passing) if resolved.batch.accumulate > 1 else 0)
 
 
-def bucket_numbers(run: "Resolved") -> int:
+def bucket_numbers(resolved: "Resolved") -> int:
     """Return the numbers per bucket, also the maximum of a group that stage 3 updates at once, not counting its last
     parameter; even, as DeepSpeed requires."""
-    numbers = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
+    numbers = sum(tensor.size for tensor in resolved.inventory.tensors if tensor.trained)
     return min(BUCKET, numbers + numbers % 2)
 
 
-def _buffers(run: "Resolved", name: str) -> dict[str, Any]:
+def _buffers(resolved: "Resolved", name: str) -> dict[str, Any]:
     """Return the settings of file buffers: for the optimizer one for weights, gradients and each moment of a parameter
     group; for parameters one for each that a module needs at once."""
     if name == "offload_optimizer":
         more = {"pipeline_read": False, "pipeline_write": False, "fast_init": False}
-        return {"buffer_count": _optimizer_buffers(run), **more}
-    size = _aligned(-(-_largest(run) // run.size("replicate")))
+        return {"buffer_count": _optimizer_buffers(resolved), **more}
+    size = _aligned(-(-_largest(resolved) // resolved.size("replicate")))
     return {"buffer_count": PARAMETERS_AT_ONCE, "buffer_size": size, "max_in_cpu": 0}
 
 
-def _optimizer_buffers(run: "Resolved") -> int:
-    return 2 + max(run.moment_counts)
+def _optimizer_buffers(resolved: "Resolved") -> int:
+    return 2 + max(resolved.moment_counts)
 
 
-def _group_numbers(run: "Resolved", piece: int) -> int:
+def _group_numbers(resolved: "Resolved", piece: int) -> int:
     """Return the numbers in the largest parameter group that is updated at once, for a piece of `piece` bytes."""
-    most = bucket_numbers(run) + -(-_largest(run) // run.size("replicate"))
-    return _aligned(min(piece // BYTES[run.formats.params], most))
+    most = bucket_numbers(resolved) + -(-_largest(resolved) // resolved.size("replicate"))
+    return _aligned(min(piece // BYTES[resolved.formats.params], most))
 
 
-def _largest(run: "Resolved") -> int:
-    return max(tensor.size for tensor in run.inventory.tensors if tensor.trained)
+def _largest(resolved: "Resolved") -> int:
+    return max(tensor.size for tensor in resolved.inventory.tensors if tensor.trained)
 
 
 def _aligned(numbers: int) -> int:

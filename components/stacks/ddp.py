@@ -40,22 +40,24 @@ class Ddp(PlannedStack):
     buckets = True
     beside = ("setup.parallel.ddp",)
 
-    def wrap(self, graph: "Builder", run: "Resolved", last: str) -> str:
-        copy = bytes_text(BYTES[run.formats.params] * run.inventory.total)
-        does = f"a copy of {copy} on each of {plural(run.size('replicate'), 'rank')}, gradients summed as they come"
-        return graph.add("setup", self.node(), does, axes=run.wide("replicate"), after=((last, "model"),))
+    def wrap(self, graph: "Builder", resolved: "Resolved", last: str) -> str:
+        copy = bytes_text(BYTES[resolved.formats.params] * resolved.inventory.total)
+        does = (
+            f"a copy of {copy} on each of {plural(resolved.size('replicate'), 'rank')}, gradients summed as they come"
+        )
+        return graph.add("setup", self.node(), does, axes=resolved.wide("replicate"), after=((last, "model"),))
 
-    def calls(self, run: "Resolved", stages: list["StageCosts"], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
-        if run.size("replicate") > 1:
-            for size in bucket_sizes(run, stages[0]):
+    def calls(self, resolved: "Resolved", stages: list["StageCosts"], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
+        if resolved.size("replicate") > 1:
+            for size in bucket_sizes(resolved, stages[0]):
                 yield CollectiveCall("replicate", "all_reduce", self.node(), size), 1
 
 
-def bucket_sizes(run: "Resolved", stage: "StageCosts") -> list[int]:
+def bucket_sizes(resolved: "Resolved", stage: "StageCosts") -> list[int]:
     """Return the bytes of every bucket of a step: a small bucket for the first gradients, then larger ones. A bucket is
     full when it has reached its limit. stage: the whole model."""
-    width, buckets, filled, limit = BYTES[run.formats.params], [], 0, FIRST
-    for elements in _as_they_come(run, stage):
+    width, buckets, filled, limit = BYTES[resolved.formats.params], [], 0, FIRST
+    for elements in _as_they_come(resolved, stage):
         filled += elements * width
         if filled >= limit:
             buckets.append(filled)
@@ -63,16 +65,16 @@ def bucket_sizes(run: "Resolved", stage: "StageCosts") -> list[int]:
     return [*buckets, filled] if filled else buckets
 
 
-def _as_they_come(run: "Resolved", stage: "StageCosts") -> list[int]:
+def _as_they_come(resolved: "Resolved", stage: "StageCosts") -> list[int]:
     """Return the sizes of trained parameters in the order in which gradients are ready: from the head to the
     embedding."""
-    sizes = {tensor.name: tensor.size for tensor in run.inventory.tensors if tensor.trained}
+    sizes = {tensor.name: tensor.size for tensor in resolved.inventory.tensors if tensor.trained}
     blocks = [
         f"layers.{block.layer}.{name}"
         for block, _ in reversed(stage.blocks)
         for name in reversed(block.trace.parameters)
     ]
-    head = [] if run.architecture.tie_embeddings else [f"{run.architecture.head_module}.weight"]
-    beside = [each.name for each in run.architecture.head_adapters()]
+    head = [] if resolved.architecture.tie_embeddings else [f"{resolved.architecture.head_module}.weight"]
+    beside = [each.name for each in resolved.architecture.head_adapters()]
     names = [*reversed(beside), *head, "norm.weight", *blocks, f"{EMBEDDING}.weight"]
     return [sizes[name] for name in names if name in sizes]

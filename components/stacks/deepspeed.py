@@ -103,81 +103,81 @@ class Deepspeed(PlannedStack):
         elif chosen.stage == 3 and chosen.offload_param == "none":
             yield {"offload_param": "cpu"}
 
-    def wrap_optimizer(self, graph: "Builder", run: "Resolved", last: str) -> str:
-        stage, ranks = stage_of(run.spec), run.size("replicate")
-        numbers = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
-        whole, piece = (bytes_text(BYTES[run.formats.params] * each) for each in (numbers, -(-numbers // ranks)))
+    def wrap_optimizer(self, graph: "Builder", resolved: "Resolved", last: str) -> str:
+        stage, ranks = stage_of(resolved.spec), resolved.size("replicate")
+        numbers = sum(tensor.size for tensor in resolved.inventory.tensors if tensor.trained)
+        whole, piece = (bytes_text(BYTES[resolved.formats.params] * each) for each in (numbers, -(-numbers // ranks)))
         does = f"ZeRO stage {stage} by DeepSpeed over {plural(ranks, 'rank')}: {_SHARES[stage]}"
         does += f", for each of its tensors {whole} → {piece} a rank" if stage and ranks > 1 else ""
-        does += offload_text(run, settings_of(run.spec))
+        does += offload_text(resolved, settings_of(resolved.spec))
         does += "; its configuration is written to deepspeed.json of the run"
-        axes, args = run.wide("replicate"), {"stage": stage, "config": config_of(run)}
-        args |= settings_of(run.spec).offloading
-        if size := file_bytes(run, settings_of(run.spec)):
-            folder = settings_of(run.spec).nvme_path
+        axes, args = resolved.wide("replicate"), {"stage": stage, "config": config_of(resolved)}
+        args |= settings_of(resolved.spec).offloading
+        if size := file_bytes(resolved, settings_of(resolved.spec)):
+            folder = settings_of(resolved.spec).nvme_path
             args["files"] = {"folder": folder, "bytes": size, "setting": "parallel.deepspeed.nvme_path"}
         last = graph.add("setup", self.node(), does, args=args, axes=axes, after=((last, "optimizer"),))
         does = "from here on the engine updates parameters" + (", each rank its piece" if stage and ranks > 1 else "")
         return graph.add("setup", "setup.stack_optimizer", does, after=((last, "wrapped"),))
 
-    def held(self, run: "Resolved", states: "OwnedBytes") -> "OwnedBytes":
+    def held(self, resolved: "Resolved", states: "OwnedBytes") -> "OwnedBytes":
         """Return the bytes held by a rank. It computes with all parameters, or from stage 3 on with its pieces,
         gathered for one module at a time; it updates a copy of its piece of the trained parameters. Parameters for
         the computation are in the compute format."""
-        stage, ranks = stage_of(run.spec), run.size("replicate")
+        stage, ranks = stage_of(resolved.spec), resolved.size("replicate")
         if stage == 0:
             return states
         piece = -(-states.trained // ranks)
-        computed = (piece if stage == 3 else states.parameters) * BYTES[run.formats.compute]
-        computed //= BYTES[run.formats.params]
+        computed = (piece if stage == 3 else states.parameters) * BYTES[resolved.formats.compute]
+        computed //= BYTES[resolved.formats.params]
         left = evolve(
             states,
             parameters=computed + piece,
             trained=states.trained if stage == 1 else piece,
             moments=-(-states.moments // ranks),
         )
-        return moved(run, settings_of(run.spec), left, piece, computed)
+        return moved(resolved, settings_of(resolved.spec), left, piece, computed)
 
-    def gradients_spared(self, run: "Resolved", states: "OwnedBytes") -> int:
-        if stage_of(run.spec) < 2:
+    def gradients_spared(self, resolved: "Resolved", states: "OwnedBytes") -> int:
+        if stage_of(resolved.spec) < 2:
             return 0
-        piece = -(-states.trained // run.size("replicate"))
-        return max(0, states.trained - piece - _bucket_bytes(run))
+        piece = -(-states.trained // resolved.size("replicate"))
+        return max(0, states.trained - piece - _bucket_bytes(resolved))
 
-    def gathered(self, run: "Resolved") -> int:
+    def gathered(self, resolved: "Resolved") -> int:
         """Return the bytes gathered under stage 3: parameters outside of blocks, and the largest one in a block."""
-        if stage_of(run.spec) < 3:
+        if stage_of(resolved.spec) < 3:
             return 0
-        ends = sum(each.size for each in run.inventory.tensors if not each.name.startswith("layers."))
-        largest = max(each.size for each in run.inventory.tensors if each.name.startswith("layers."))
-        return BYTES[run.formats.compute] * (ends + largest)
+        ends = sum(each.size for each in resolved.inventory.tensors if not each.name.startswith("layers."))
+        largest = max(each.size for each in resolved.inventory.tensors if each.name.startswith("layers."))
+        return BYTES[resolved.formats.compute] * (ends + largest)
 
-    def beside_update(self, run: "Resolved", states: "OwnedBytes") -> int:
+    def beside_update(self, resolved: "Resolved", states: "OwnedBytes") -> int:
         """Return the bytes of a bucket buffer, and of a second copy of the rank's gradients in one tensor, if the
         device updates it."""
-        whole = BYTES[run.formats.params] * states.elements
-        piece = -(-whole // run.size("replicate")) if stage_of(run.spec) else 0
-        return _bucket_bytes(run) + (piece if settings_of(run.spec).offload_optimizer == "none" else 0)
+        whole = BYTES[resolved.formats.params] * states.elements
+        piece = -(-whole // resolved.size("replicate")) if stage_of(resolved.spec) else 0
+        return _bucket_bytes(resolved) + (piece if settings_of(resolved.spec).offload_optimizer == "none" else 0)
 
-    def calls(self, run: "Resolved", stages: list["StageCosts"], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
+    def calls(self, resolved: "Resolved", stages: list["StageCosts"], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
         """Yield the collective calls. Stages 0 and 1 sum gradients once per step, the others after every microbatch.
         Updated shards, or in stage 3 all parameters, are gathered before each forward and each backward."""
-        ranks, stage = run.size("replicate"), stage_of(run.spec)
+        ranks, stage = resolved.size("replicate"), stage_of(resolved.spec)
         if ranks == 1:
             return
-        width, computed = BYTES[run.formats.params], BYTES[run.formats.compute]
-        numbers = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
-        times = run.batch.accumulate if stage > 1 else 1
+        width, computed = BYTES[resolved.formats.params], BYTES[resolved.formats.compute]
+        numbers = sum(tensor.size for tensor in resolved.inventory.tensors if tensor.trained)
+        times = resolved.batch.accumulate if stage > 1 else 1
         for first in range(0, numbers, BUCKET):
             size = width * min(BUCKET, numbers - first)
             summed = "reduce_scatter" if stage == 3 else "all_reduce"
             yield CollectiveCall("replicate", summed, self.node(), size), times
             if stage in (1, 2):
                 yield CollectiveCall("replicate", "all_gather", self.node(), size // width * computed), 1
-        for tensor in run.inventory.tensors if stage == 3 else ():
+        for tensor in resolved.inventory.tensors if stage == 3 else ():
             yield (
                 CollectiveCall("replicate", "all_gather", self.node(), computed * tensor.size),
-                2 * run.batch.accumulate,
+                2 * resolved.batch.accumulate,
             )
 
 
@@ -278,26 +278,26 @@ def _of_readers(
             yield Conflict(path, f"{reader} reads {what}", hint)
 
 
-def config_of(run: "Resolved") -> dict[str, Any]:
+def config_of(resolved: "Resolved") -> dict[str, Any]:
     """Return the engine's configuration. Nothing is left to its defaults, and nothing scales the loss or gradients.
 
     Gradients are summed, because the loss is divided by the tokens of all ranks; `step.clip` clips them. Stage 3 only
     averages, so it gets the loss times the number of ranks.
     """
-    batch, stage = run.batch, stage_of(run.spec)
+    batch, stage = resolved.batch, stage_of(resolved.spec)
     zero: dict[str, Any] = {"stage": stage}
     if stage:
         zero |= {
-            "reduce_bucket_size": bucket_numbers(run),
+            "reduce_bucket_size": bucket_numbers(resolved),
             "contiguous_gradients": True,
             "overlap_comm": False,
             "reduce_scatter": True,
         }
     if stage in (1, 2):
         # Offloaded state needs the engine's own norm for its update; the norm is not used otherwise.
-        norm = settings_of(run.spec).offload_optimizer != "none"
+        norm = settings_of(resolved.spec).offload_optimizer != "none"
         zero |= {
-            "allgather_bucket_size": bucket_numbers(run),
+            "allgather_bucket_size": bucket_numbers(resolved),
             "round_robin_gradients": False,
             "compute_grad_norm": norm,
         }
@@ -306,26 +306,26 @@ def config_of(run: "Resolved") -> dict[str, Any]:
             "stage3_prefetch_bucket_size": 0,
             "stage3_max_reuse_distance": 0,
             "stage3_param_persistence_threshold": 0,
-            "sub_group_size": bucket_numbers(run),
+            "sub_group_size": bucket_numbers(resolved),
         }
-    zero |= offload_config(run, settings_of(run.spec))
+    zero |= offload_config(resolved, settings_of(resolved.spec))
     return {
-        "train_batch_size": batch.micro * batch.accumulate * run.size("replicate"),
+        "train_batch_size": batch.micro * batch.accumulate * resolved.size("replicate"),
         "train_micro_batch_size_per_gpu": batch.micro,
         "gradient_accumulation_steps": batch.accumulate,
         **({"gradient_allreduce_op": "sum"} if stage < 3 else {}),
         "gradient_clipping": 0.0,
-        "bf16": {"enabled": run.formats.compute == "bf16"},
+        "bf16": {"enabled": resolved.formats.compute == "bf16"},
         "fp16": {"enabled": False},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": zero,
         "steps_per_print": None,
         "wall_clock_breakdown": False,
-        **aio_config(settings_of(run.spec)),
+        **aio_config(settings_of(resolved.spec)),
         **({"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"}} if stage else {}),
     }
 
 
-def _bucket_bytes(run: "Resolved") -> int:
-    return BYTES[run.formats.params] * bucket_numbers(run)
+def _bucket_bytes(resolved: "Resolved") -> int:
+    return BYTES[resolved.formats.params] * bucket_numbers(resolved)

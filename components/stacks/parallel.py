@@ -26,13 +26,15 @@ class ParallelStack(PlannedStack):
 
     # Imported lazily: specs are read without the planner.
 
-    def shard(self, graph: "Builder", run: "Resolved", last: str) -> str:
+    def shard(self, graph: "Builder", resolved: "Resolved", last: str) -> str:
         from xtrain.planner.graph.parallel import add_fsdp
 
-        return add_fsdp(graph, run, last)
+        return add_fsdp(graph, resolved, last)
 
-    def calls(self, run: "Resolved", stages: list["StageCosts"], pp: int) -> "Iterator[tuple[CollectiveCall, int]]":
+    def calls(
+        self, resolved: "Resolved", stages: list["StageCosts"], pp: int
+    ) -> "Iterator[tuple[CollectiveCall, int]]":
         from xtrain.planner.costs.traffic import gathers_of, sums_of
 
-        yield from gathers_of(run, stages, pp)
-        yield from sums_of(run, stages)
+        yield from gathers_of(resolved, stages, pp)
+        yield from sums_of(resolved, stages)

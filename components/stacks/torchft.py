@@ -78,13 +78,13 @@ class Torchft(PlannedStack):
     def replicas(self, spec: "Spec") -> int:
         return _settings(spec).replicas
 
-    def shard(self, graph: "Builder", run: "Resolved", last: str) -> str:
+    def shard(self, graph: "Builder", resolved: "Resolved", last: str) -> str:
         from xtrain.planner.graph.parallel import add_fsdp
 
-        return add_fsdp(graph, run, last)
+        return add_fsdp(graph, resolved, last)
 
-    def wrap(self, graph: "Builder", run: "Resolved", last: str) -> str:
-        own, ranks = _settings(run.spec), run.group_mesh.world_size
+    def wrap(self, graph: "Builder", resolved: "Resolved", last: str) -> str:
+        own, ranks = _settings(resolved.spec), resolved.group_mesh.world_size
         seconds = own.heartbeat.value
         does = (
             f"{own.replicas} replica groups of {plural(ranks, 'rank')}, each with a manager of torchft and a process "
@@ -94,34 +94,36 @@ class Torchft(PlannedStack):
         )
         does += "go on; the launcher starts it again"
         args = {"replicas": own.replicas, "min": own.min, "heartbeat_seconds": seconds}
-        return graph.add("setup", self.node(), does, args=args, axes=run.wide("replicate"), after=((last, "model"),))
+        return graph.add(
+            "setup", self.node(), does, args=args, axes=resolved.wide("replicate"), after=((last, "model"),)
+        )
 
-    def before_rows(self, run: "Resolved") -> Iterator[StepNode]:
-        own, rows = _settings(run.spec), run.batch.row_sizes.full
+    def before_rows(self, resolved: "Resolved") -> Iterator[StepNode]:
+        own, rows = _settings(resolved.spec), resolved.batch.row_sizes.full
         does = f"which of {own.replicas} replica groups take part, at least {own.min}; one that comes takes weights, "
         does += "optimizer, counters and position in the data from one that is there; while a group is away its "
         does += f"{rows // own.replicas:,} of the {rows:,} rows of a step are not learned, nor later"
         yield StepNode("step.fetch", f"step.{self.kind}.quorum", {}, does)
 
-    def sums(self, run: "Resolved") -> Iterator[StepNode]:
-        numbers = max((sum(own) for own in _trained(run)), default=0)
-        size = bytes_text(BYTES[run.formats.params] * numbers)
+    def sums(self, resolved: "Resolved") -> Iterator[StepNode]:
+        numbers = max((sum(own) for own in _trained(resolved)), default=0)
+        size = bytes_text(BYTES[resolved.formats.params] * numbers)
         does = f"add up losses and gradients, {size} a rank, over the groups that take part; if one is lost meanwhile, "
         does += "the step is done again without it"
         yield StepNode("step.clip", f"step.{self.kind}.sum", {}, does)
 
-    def beside_update(self, run: "Resolved", states: "OwnedBytes") -> int:
+    def beside_update(self, resolved: "Resolved", states: "OwnedBytes") -> int:
         """Return a bucket of gradients, put together to be summed."""
-        return min(states.trained, BYTES[run.formats.params] * BUCKET)
+        return min(states.trained, BYTES[resolved.formats.params] * BUCKET)
 
-    def calls(self, run: "Resolved", stages: "list[StageCosts]", pp: int) -> Iterator[tuple[CollectiveCall, int]]:
+    def calls(self, resolved: "Resolved", stages: "list[StageCosts]", pp: int) -> Iterator[tuple[CollectiveCall, int]]:
         from xtrain.planner.costs.traffic import gathers_of, sums_of
 
-        yield from gathers_of(run, stages, pp)
-        yield from sums_of(run, stages)
-        for own in _trained(run):
+        yield from gathers_of(resolved, stages, pp)
+        yield from sums_of(resolved, stages)
+        for own in _trained(resolved):
             for size in bucket_sizes(own):
-                width = BYTES[run.formats.params]
+                width = BYTES[resolved.formats.params]
                 yield CollectiveCall("replicate", "all_reduce", f"step.{self.kind}.sum", width * size), 1
 
     def conflicts(self, spec: "Spec") -> Iterator[Conflict]:
@@ -152,11 +154,11 @@ def _settings(spec: "Spec") -> TorchftSettings:
     return spec.parallel.of_stacks()[Torchft.kind]
 
 
-def _trained(run: "Resolved") -> list[list[int]]:
+def _trained(resolved: "Resolved") -> list[list[int]]:
     """Return for each pipeline coordinate the gradient sizes on its fullest rank."""
     from math import prod
 
-    return [[prod(run.cuts.shape(each)) for each in own if each.trained] for own in run.parameters_by_pp]
+    return [[prod(resolved.cuts.shape(each)) for each in own if each.trained] for own in resolved.parameters_by_pp]
 
 
 def _of_ranks_together(spec: "Spec", other: str) -> Iterator[Conflict]:

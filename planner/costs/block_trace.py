@@ -26,14 +26,14 @@ HOPPER = 9  # the CUDA capability for which torch has grouped-product kernels
 WIDEST_FLASH = 256  # the largest head width of flash attention
 
 
-def local_of(run: Resolved, cluster: Hardware) -> Local:
+def local_of(resolved: Resolved, cluster: Hardware) -> Local:
     """Return the sizes on the rank that has the most."""
-    arch, batch, spec = run.architecture, run.batch, run.spec
-    tp, ulysses = run.size("tp"), run.size("ulysses")
-    tokens = run.positions
+    arch, batch, spec = resolved.architecture, resolved.batch, resolved.spec
+    tp, ulysses = resolved.size("tp"), resolved.size("ulysses")
+    tokens = resolved.positions
     kv_heads = arch.kv_heads // tp
     device = "cpu" if device_kind(spec) == "cpu" else "cuda"
-    compute = run.formats.compute
+    compute = resolved.formats.compute
     exact = max(BYTES[compute], BYTES["fp32"])
     flash = device == "cpu" or (compute == "bf16" and arch.head_dim % 8 == 0 and arch.head_dim <= WIDEST_FLASH)
     return Local(
@@ -51,8 +51,8 @@ def local_of(run: Resolved, cluster: Hardware) -> Local:
         vocab=-(-arch.vocab // tp),
         width=BYTES[compute],
         exact=exact,
-        attention=attention_kernels(run)[device],
-        fused=pointwise_kernels(run)[device] == "fused",
+        attention=attention_kernels(resolved)[device],
+        fused=pointwise_kernels(resolved)[device] == "fused",
         flash=flash,
         grouped=compute == "bf16"
         and _capability(cluster) == HOPPER
@@ -68,35 +68,43 @@ def _capability(cluster: Hardware) -> int:
     return 0 if sheet is None else sheet.capability
 
 
-def axes_of(run: Resolved) -> BlockAxes:
+def axes_of(resolved: Resolved) -> BlockAxes:
     # A teacher is frozen, so its routers take no losses of rows.
-    row = run.wide("ring", "ulysses", "tp") if run.inventory.trained else ()
+    row = resolved.wide("ring", "ulysses", "tp") if resolved.inventory.trained else ()
     return BlockAxes(
-        tensor="tp" if run.size("tp") > 1 else "",
-        sequence=run.spec.parallel.tp.sequence,
-        ring=run.size("ring"),
-        ulysses=run.size("ulysses"),
+        tensor="tp" if resolved.size("tp") > 1 else "",
+        sequence=resolved.spec.parallel.tp.sequence,
+        ring=resolved.size("ring"),
+        ulysses=resolved.size("ulysses"),
         row=" · ".join(row),
-        row_node=CP if run.context > 1 else TP,
-        experts=run.layout.ep,
+        row_node=CP if resolved.context > 1 else TP,
+        experts=resolved.layout.ep,
     )
 
 
-def block_trace(run: Resolved, local: Local, kind: TrainedKind, experts: FsdpUnit | None) -> OpTrace:
+def block_trace(resolved: Resolved, local: Local, kind: TrainedKind, experts: FsdpUnit | None) -> OpTrace:
     """Return the op trace of a kind of layers. experts: the FSDP unit of its experts, if they form one."""
     shapes = {
-        name_in_block(parameter.name): run.cuts.gathered_shape(parameter)
-        for parameter in block_parameters(run.architecture, kind.first)
+        name_in_block(parameter.name): resolved.cuts.gathered_shape(parameter)
+        for parameter in block_parameters(resolved.architecture, kind.first)
     }
     trace = OpTrace(TracedTensor(local.stream, local.stream))
     quantised = frozenset(
-        name_in_block(each.name) for each in block_tensors(run.inventory, kind.first) if each.quantised
+        name_in_block(each.name) for each in block_tensors(resolved.inventory, kind.first) if each.quantised
     )
     tracer = Tracer(
-        trace, run, local, axes_of(run), experts, shapes, quantised=quantised, fp8=kind.fp8, frozen=kind.frozen
+        trace,
+        resolved,
+        local,
+        axes_of(resolved),
+        experts,
+        shapes,
+        quantised=quantised,
+        fp8=kind.fp8,
+        frozen=kind.frozen,
     )
     block_of(kind).trace(tracer, trace.input)
-    if run.async_tp:
+    if resolved.async_tp:
         _multiply_meanwhile(trace)
     if kind.below and not kind.frozen:
         return trace

@@ -239,54 +239,58 @@ FROZEN: Final = {
 }
 
 
-def estimate(run: Resolved, cluster: Hardware) -> Estimates:
+def estimate(resolved: Resolved, cluster: Hardware) -> Estimates:
     """Return all estimates of a run."""
-    tokens = run.batch.tokens_per_step
-    stages = stage_costs(run, cluster)
-    less = _less(run, stages)
-    work = _work(run, stages, less)
-    per_token = flops_per_token(run.architecture, run.batch.sequence, less)
-    classes, flops = _classes(run, cluster, stages, less, work), per_token * tokens
-    share = bubble(run.spec.parallel.pp.schedule, run.pipeline, run.batch.accumulate, *_works(run, stages))
-    world = run.layout.mesh.world_size
+    tokens = resolved.batch.tokens_per_step
+    stages = stage_costs(resolved, cluster)
+    less = _less(resolved, stages)
+    work = _work(resolved, stages, less)
+    per_token = flops_per_token(resolved.architecture, resolved.batch.sequence, less)
+    classes, flops = _classes(resolved, cluster, stages, less, work), per_token * tokens
+    share = bubble(
+        resolved.spec.parallel.pp.schedule, resolved.pipeline, resolved.batch.accumulate, *_works(resolved, stages)
+    )
+    world = resolved.layout.mesh.world_size
     return Estimates(
         tokens_per_step=tokens,
         flops_per_token=per_token,
         flops_per_step=flops,
         work=work,
-        checkpoint_bytes=run.checkpoint_bytes,
+        checkpoint_bytes=resolved.checkpoint_bytes,
         classes=classes,
         bubble=share,
         times=predict(cluster, classes, share, world=world, tokens=tokens, flops=flops, fp8=work.position_fp8 * tokens),
         sources=SOURCES
         | (WINDOWED if work.windows else {})
         | (FROZEN if less.blocks else {})
-        | (TAUGHT if run.teacher is not None else {})
-        | (REFERRED if refers_in_each_step(run.spec) else {}),
+        | (TAUGHT if resolved.teacher is not None else {})
+        | (REFERRED if refers_in_each_step(resolved.spec) else {}),
     )
 
 
 def _classes(
-    run: Resolved, cluster: Hardware, stages: list[list[StageCosts]], less: BackwardLess, work: Work
+    resolved: Resolved, cluster: Hardware, stages: list[list[StageCosts]], less: BackwardLess, work: Work
 ) -> tuple[RankClass, ...]:
-    memory, calls = memory_of(run, stages), collective_counts(run, stages)
-    ranks = run.layout.mesh.world_size // run.size("pp")
+    memory, calls = memory_of(resolved, stages), collective_counts(resolved, stages)
+    ranks = resolved.layout.mesh.world_size // resolved.size("pp")
     found = []
     for pp, own_stages in enumerate(stages):
-        flops, update = _flops(run, pp, less), optimizer_work(run)[pp]
+        flops, update = _flops(resolved, pp, less), optimizer_work(resolved)[pp]
         own = update.flops if update is not None else 0
         found.append(
             RankClass(
                 pp=pp,
                 ranks=ranks,
-                memory=evolve(memory[pp], reserve=reserve_of(run, memory[pp].total_bytes)),
-                traffic=timed(_traffic(calls[pp], run.stack.beside), run.layout.mesh, cluster),
+                memory=evolve(memory[pp], reserve=reserve_of(resolved, memory[pp].total_bytes)),
+                traffic=timed(_traffic(calls[pp], resolved.stack.beside), resolved.layout.mesh, cluster),
                 flops=flops,
-                hardware_flops=flops + run.batch.accumulate * sum(sum(_beside(run, each)) for each in own_stages) + own,
+                hardware_flops=flops
+                + resolved.batch.accumulate * sum(sum(_beside(resolved, each)) for each in own_stages)
+                + own,
                 optimizer_flops=own,
-                unsaved=0 if run.saves_base else memory[pp].parameters - memory[pp].gradients,
-                fp8_flops=_of_rank(run, _fp8_position(run, stages, pp))
-                + run.batch.accumulate * sum(_again_in_fp8(run, each) for each in own_stages),
+                unsaved=0 if resolved.saves_base else memory[pp].parameters - memory[pp].gradients,
+                fp8_flops=_of_rank(resolved, _fp8_position(resolved, stages, pp))
+                + resolved.batch.accumulate * sum(_again_in_fp8(resolved, each) for each in own_stages),
             )
         )
     return tuple(found)
@@ -307,79 +311,79 @@ def _traffic(calls: CollectiveCounts, beside: tuple[str, ...]) -> tuple[Traffic,
     )
 
 
-def _less(run: Resolved, stages: list[list[StageCosts]]) -> BackwardLess:
+def _less(resolved: Resolved, stages: list[list[StageCosts]]) -> BackwardLess:
     """Return the FLOPs that backwards save: gradients of frozen matrices, and of everything below all trained
     parameters."""
-    if run.inventory.trained == run.inventory.total:
+    if resolved.inventory.trained == resolved.inventory.total:
         return BackwardLess()
     by_layer = {block.layer: block for own in stages for stage in own for block, _ in stage.blocks}
     ends = stages[0][0].ends
-    head = (2 * (not ends.learns) + 2 * (not ends.passes)) * run.architecture.head_products
-    head += 2 * (not ends.passes) * head_factors(run.architecture)[0]
+    head = (2 * (not ends.learns) + 2 * (not ends.passes)) * resolved.architecture.head_products
+    head += 2 * (not ends.passes) * head_factors(resolved.architecture)[0]
     blocks: dict[int, int] = {}
     attention: set[int] = set()
-    for kind in run.kinds:
+    for kind in resolved.kinds:
         block = by_layer[kind.first]
-        sizes = {name_in_block(name): size for name, size in matmul_sizes(run.architecture, kind.first).items()}
+        sizes = {name_in_block(name): size for name, size in matmul_sizes(resolved.architecture, kind.first).items()}
         saved = sum(2 * ((name in kind.frozen) + (name not in block.passing)) * size for name, size in sizes.items())
         blocks |= dict.fromkeys(kind.layers, saved)
         attention |= set() if block.attends_back else set(kind.layers)
     return BackwardLess(blocks=blocks, head=head, attention=frozenset(attention))
 
 
-def _flops(run: Resolved, pp: int, less: BackwardLess) -> int:
+def _flops(resolved: Resolved, pp: int, less: BackwardLess) -> int:
     """Return the FLOPs of a step on one rank of a coordinate, without recomputation; its ranks share the work
     evenly."""
-    arch = run.architecture
-    token, sequence = 0, run.batch.sequence
-    for kind in run.kinds:
-        count = run.matches(kind.layers)[pp]
+    arch = resolved.architecture
+    token, sequence = 0, resolved.batch.sequence
+    for kind in resolved.kinds:
+        count = resolved.matches(kind.layers)[pp]
         for layer in (each for each in kind.block.layers() if each.attends):
             pairs = pairs_within(sequence, layer.window)
             times = 1 if kind.first in less.attention else 3
             token += times * layer.pair_flops(arch) * pairs // sequence * count
         token += (6 * block_matmul_parameters(arch, kind.first) - less.blocks.get(kind.first, 0)) * count
-    if run.pipeline.holds_last(pp):
+    if resolved.pipeline.holds_last(pp):
         token += 6 * (arch.head_products + sum(head_factors(arch))) - less.head
-    return _of_rank(run, token)
+    return _of_rank(resolved, token)
 
 
-def _of_rank(run: Resolved, token: int) -> int:
+def _of_rank(resolved: Resolved, token: int) -> int:
     """Return the FLOPs of a step on one rank of a coordinate from the FLOPs per token there."""
-    return token * run.batch.tokens_per_step * run.size("pp") // run.layout.mesh.world_size
+    return token * resolved.batch.tokens_per_step * resolved.size("pp") // resolved.layout.mesh.world_size
 
 
-def _fp8_position(run: Resolved, stages: list[list[StageCosts]], pp: int) -> int:
+def _fp8_position(resolved: Resolved, stages: list[list[StageCosts]], pp: int) -> int:
     """Return the fp8 FLOPs for each position in the blocks of a coordinate: 2 per weight for the output, 2 for the
     input's gradient and, if the recipe says so, 2 for the weight's gradient."""
-    fp8, found = run.formats.fp8, 0
+    fp8, found = resolved.formats.fp8, 0
     if fp8 is None:
         return 0
     by_layer = {block.layer: block for own in stages for stage in own for block, _ in stage.blocks}
-    for kind in run.kinds:
-        sizes = {name_in_block(name): size for name, size in matmul_sizes(run.architecture, kind.first).items()}
-        passing, count = by_layer[kind.first].passing, run.matches(kind.layers)[pp]
+    for kind in resolved.kinds:
+        sizes = {name_in_block(name): size for name, size in matmul_sizes(resolved.architecture, kind.first).items()}
+        passing, count = by_layer[kind.first].passing, resolved.matches(kind.layers)[pp]
         for name in (f"{module}.weight" for module in kind.fp8):
             own = name not in kind.frozen and fp8.chosen.weight_gradient
             found += 2 * (1 + (name in passing) + own) * sizes[name] * count
     return found
 
 
-def _again_in_fp8(run: Resolved, stage: StageCosts) -> int:
+def _again_in_fp8(resolved: Resolved, stage: StageCosts) -> int:
     """Return the fp8 FLOPs of a stage for one microbatch outside its forward and backward."""
     found = 0
     for (block, again), count in stage.counts.items():
         second = second_run(block.trace, block.recompute) if again and block.recompute is not None else []
         found += count * sum(op.flops for op in second if op.fp8)
-        found += count * refers_in_each_step(run.spec) * sum(op.flops for op in block.trace.ops if op.fp8)
+        found += count * refers_in_each_step(resolved.spec) * sum(op.flops for op in block.trace.ops if op.fp8)
     return found
 
 
-def _works(run: Resolved, stages: list[list[StageCosts]]) -> tuple[list[float], list[float], list[StageBackward]]:
+def _works(resolved: Resolved, stages: list[list[StageCosts]]) -> tuple[list[float], list[float], list[StageBackward]]:
     """Return the FLOPs of every stage's forward, of recomputation in its backward, and of the rest of its backward."""
     by_stage = {each.stage: each for own in stages for each in own}
     works, again, backward = [], [], []
-    for number in range(len(run.pipeline.spans)):
+    for number in range(len(resolved.pipeline.spans)):
         stage = by_stage[number]
         ops = [op for block, _ in stage.blocks for op in block.trace.ops]
         head = (1 + stage.further) * stage.ends.product if stage.predicts else 0
@@ -392,20 +396,24 @@ def _works(run: Resolved, stages: list[list[StageCosts]]) -> tuple[list[float], 
     return works, again, backward
 
 
-def _work(run: Resolved, stages: list[list[StageCosts]], less: BackwardLess) -> Work:
+def _work(resolved: Resolved, stages: list[list[StageCosts]], less: BackwardLess) -> Work:
     """Return the FLOPs of the whole model. Recomputation, teacher and reference are counted on all ranks of all
     coordinates."""
-    tokens, sequence, work = run.batch.tokens_per_step, run.batch.sequence, training_work(run.architecture, less)
-    turns = run.layout.mesh.world_size // run.size("pp") * run.batch.accumulate
-    found = [_beside(run, stage) for own in stages for stage in own]
+    tokens, sequence, work = (
+        resolved.batch.tokens_per_step,
+        resolved.batch.sequence,
+        training_work(resolved.architecture, less),
+    )
+    turns = resolved.layout.mesh.world_size // resolved.size("pp") * resolved.batch.accumulate
+    found = [_beside(resolved, stage) for own in stages for stage in own]
     products, attention = (turns * sum(each) for each in zip(*found, strict=True))
     rows = tokens // sequence
-    again = turns * sum(_again_in_fp8(run, stage) for own in stages for stage in own)
+    again = turns * sum(_again_in_fp8(resolved, stage) for own in stages for stage in own)
     return evolve(
         work,
         position_again=products // tokens,
         pair_again=attention // (rows * work.pairs(sequence)),
-        position_fp8=sum(_fp8_position(run, stages, pp) for pp in range(run.size("pp"))),
+        position_fp8=sum(_fp8_position(resolved, stages, pp) for pp in range(resolved.size("pp"))),
         position_fp8_again=again // tokens,
     )
 
@@ -429,10 +437,10 @@ def _taught(stage: StageCosts) -> tuple[int, int]:
     return (0, 0) if teacher is None else _forward(teacher, predicts=True)
 
 
-def _referred(run: Resolved, stage: StageCosts) -> tuple[int, int]:
+def _referred(resolved: Resolved, stage: StageCosts) -> tuple[int, int]:
     """Return the FLOPs of the loss's reference forward of one microbatch, if each step has one: of products, of
     attention."""
-    return _forward(stage, predicts=stage.predicts) if refers_in_each_step(run.spec) else (0, 0)
+    return _forward(stage, predicts=stage.predicts) if refers_in_each_step(resolved.spec) else (0, 0)
 
 
 def _forward(stage: StageCosts, *, predicts: bool) -> tuple[int, int]:
@@ -441,9 +449,9 @@ def _forward(stage: StageCosts, *, predicts: bool) -> tuple[int, int]:
     return sum(op.flops for op in ops) - attention + predicts * stage.ends.product, attention
 
 
-def _beside(run: Resolved, stage: StageCosts) -> tuple[int, int]:
+def _beside(resolved: Resolved, stage: StageCosts) -> tuple[int, int]:
     """Return the FLOPs of a stage for one microbatch outside its forward and backward: of products, of attention."""
-    products, attention = zip(_again(stage), _taught(stage), _referred(run, stage), strict=True)
+    products, attention = zip(_again(stage), _taught(stage), _referred(resolved, stage), strict=True)
     return sum(products), sum(attention)
 
 
@@ -457,13 +465,13 @@ COMMUNICATOR: Final = 2**28  # NCCL's buffers for one group of ranks
 FRAGMENTED: Final = 0.04  # share of the peak lost in blocks that are too small or in the wrong place
 
 
-def reserve_of(run: Resolved, peak: int) -> int:
+def reserve_of(resolved: Resolved, peak: int) -> int:
     """Return the bytes on a CUDA device in addition to the `peak` of tensors; 0 if the device is unknown or not
     CUDA."""
-    if device_kind(run.spec) != "cuda":
+    if device_kind(resolved.spec) != "cuda":
         return 0
-    axes = run.wide("pp", "replicate", "fsdp", "ring", "ulysses", "tp")
+    axes = resolved.wide("pp", "replicate", "fsdp", "ring", "ulysses", "tp")
     groups = len(axes) + (len(axes) > 1)  # and one of all ranks
-    if run.architecture.is_moe:
-        groups += len(run.wide("ep_replicate", "ep_fsdp", "ep"))
+    if resolved.architecture.is_moe:
+        groups += len(resolved.wide("ep_replicate", "ep_fsdp", "ep"))
     return CONTEXT + groups * COMMUNICATOR + int(FRAGMENTED * peak)

@@ -29,42 +29,46 @@ from xtrain.text.units import BYTES
 MOST_GATHERED = 3
 
 
-def memory_of(run: Resolved, stages: list[list[StageCosts]]) -> list[Memory]:
+def memory_of(resolved: Resolved, stages: list[list[StageCosts]]) -> list[Memory]:
     """Return the memory of the ranks of every pipeline coordinate, of the rank with the most each; without
     `reserve`."""
     blocks: dict[int, OwnedBytes] = {}
-    for kind in run.kinds:
-        for layers in run.updated_alike(kind):
-            blocks |= dict.fromkeys(layers, owned_bytes(run, block_tensors(run.inventory, layers[0])))
-    tensors = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
+    for kind in resolved.kinds:
+        for layers in resolved.updated_alike(kind):
+            blocks |= dict.fromkeys(layers, owned_bytes(resolved, block_tensors(resolved.inventory, layers[0])))
+    tensors = {t.name: t for t in resolved.inventory.tensors if not t.name.startswith("layers.")}
     found = []
     for pp, own in enumerate(stages):
-        names = end_names(run.architecture, run.pipeline, pp)
-        ends = owned_bytes(run, [tensors[name] for name in names])
-        states = sum((blocks[layer] for layer in run.pipeline.layers(pp)), ends)
-        states = _with_teacher(run, pp, states)
-        memory = _piped(run, own, pp, states) if run.size("pp") > 1 else _alone(run, own[0], states)
+        names = end_names(resolved.architecture, resolved.pipeline, pp)
+        ends = owned_bytes(resolved, [tensors[name] for name in names])
+        states = sum((blocks[layer] for layer in resolved.pipeline.layers(pp)), ends)
+        states = _with_teacher(resolved, pp, states)
+        memory = _piped(resolved, own, pp, states) if resolved.size("pp") > 1 else _alone(resolved, own[0], states)
         found.append(memory)
     return found
 
 
-def stage_costs(run: Resolved, cluster: Hardware) -> list[list[StageCosts]]:
+def stage_costs(resolved: Resolved, cluster: Hardware) -> list[list[StageCosts]]:
     """Return the stages of every pipeline coordinate."""
-    local, roots, recompute = local_of(run, cluster), roots_of(run), recompute_of(run)
+    local, roots, recompute = local_of(resolved, cluster), roots_of(resolved), recompute_of(resolved)
     blocks: dict[int, BlockCosts] = {}
-    for kind in run.kinds:
-        units = units_of_block(run, kind.first)
-        trace = block_trace(run, local, kind, units.experts)
-        angles = kind.block.angles(run.architecture)
-        block = BlockCosts(kind.first, angles, trace, units, recompute, kind.below, kind.runs_back, run.prefetch)
+    for kind in resolved.kinds:
+        units = units_of_block(resolved, kind.first)
+        trace = block_trace(resolved, local, kind, units.experts)
+        angles = kind.block.angles(resolved.architecture)
+        block = BlockCosts(kind.first, angles, trace, units, recompute, kind.below, kind.runs_back, resolved.prefetch)
         blocks |= dict.fromkeys(kind.layers, block)
-    teacher = None if run.teacher is None else stage_costs(run.teacher, cluster)[0][0]
+    teacher = None if resolved.teacher is None else stage_costs(resolved.teacher, cluster)[0][0]
     taught = None if teacher is None else teacher.taught
-    ends, every, last = ends_of(run, local, taught), run.spec.activation.every, len(run.pipeline.spans) - 1
+    ends, every, last = (
+        ends_of(resolved, local, taught),
+        resolved.spec.activation.every,
+        len(resolved.pipeline.spans) - 1,
+    )
     found: dict[Hashable, MemoryChange] = {}
 
     def of_stage(pp: int, stage: int) -> StageCosts:
-        first, final = run.pipeline.spans[stage]
+        first, final = resolved.pipeline.spans[stage]
         return StageCosts(
             stage=stage,
             found=found,
@@ -77,127 +81,127 @@ def stage_costs(run: Resolved, cluster: Hardware) -> list[list[StageCosts]]:
             ),
             embeds=stage == 0,
             predicts=stage == last,
-            tied=run.architecture.tie_embeddings,
-            beside=stage + 1 in run.pipeline.owners[pp],
-            behind=stage - 1 in run.pipeline.owners[pp],
+            tied=resolved.architecture.tie_embeddings,
+            beside=stage + 1 in resolved.pipeline.owners[pp],
+            behind=stage - 1 in resolved.pipeline.owners[pp],
             alone=last == 0,
-            further=run.architecture.mtp if stage == last else 0,
+            further=resolved.architecture.mtp if stage == last else 0,
             teacher=teacher,
         )
 
-    return [[of_stage(pp, stage) for stage in stages] for pp, stages in enumerate(run.pipeline.owners)]
+    return [[of_stage(pp, stage) for stage in stages] for pp, stages in enumerate(resolved.pipeline.owners)]
 
 
-def recompute_of(run: Resolved) -> Recompute | None:
+def recompute_of(resolved: Resolved) -> Recompute | None:
     """Return how the backward recomputes blocks; None without recomputation."""
-    mode = run.spec.activation.mode
+    mode = resolved.spec.activation.mode
     if mode == "none":
         return None
-    saved = resolve_save(run) if mode == "selective" else ()
-    return Recompute(frozenset(saved), choices=run.layout.ep > 1)
+    saved = resolve_save(resolved) if mode == "selective" else ()
+    return Recompute(frozenset(saved), choices=resolved.layout.ep > 1)
 
 
-def owned_bytes(run: Resolved, tensors: Sequence[ParameterSpec]) -> OwnedBytes:
+def owned_bytes(resolved: Resolved, tensors: Sequence[ParameterSpec]) -> OwnedBytes:
     """Return the bytes of parameters on a rank."""
     trained = [each for each in tensors if each.trained]
-    moments = sum(run.moment_bytes(each, run.cuts.shape(each)) for each in trained)
-    still = run.state_bytes(each for each in tensors if not each.trained and (run.saves_base or each.begun))
-    kept = 0 if run.spec.parallel.fsdp.offload else run.state_bytes(kept_tensors(run, tensors))
-    elements = run.cuts.largest(trained)
-    return OwnedBytes(run.state_bytes(tensors), run.state_bytes(trained), elements, moments, still, kept)
+    moments = sum(resolved.moment_bytes(each, resolved.cuts.shape(each)) for each in trained)
+    still = resolved.state_bytes(each for each in tensors if not each.trained and (resolved.saves_base or each.begun))
+    kept = 0 if resolved.spec.parallel.fsdp.offload else resolved.state_bytes(kept_tensors(resolved, tensors))
+    elements = resolved.cuts.largest(trained)
+    return OwnedBytes(resolved.state_bytes(tensors), resolved.state_bytes(trained), elements, moments, still, kept)
 
 
-def _with_teacher(run: Resolved, pp: int, states: OwnedBytes) -> OwnedBytes:
+def _with_teacher(resolved: Resolved, pp: int, states: OwnedBytes) -> OwnedBytes:
     """Return the states with a live teacher's parameters, on the ranks that hold the head."""
-    teacher = run.teacher
-    if teacher is None or not run.pipeline.holds_last(pp):
+    teacher = resolved.teacher
+    if teacher is None or not resolved.pipeline.holds_last(pp):
         return states
     return evolve(states, parameters=states.parameters + teacher.state_bytes(teacher.inventory.tensors))
 
 
-def _alone(run: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:
+def _alone(resolved: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:
     """Return memory without a pipeline: one microbatch after the other, forward and backward."""
-    count, sharded = run.batch.accumulate, run.dense_fsdp
-    casts = sharded and run.formats.reduce != run.formats.compute
-    forward, base = stage.forward(), states.parameters + states.moments + stage.resident + _buckets(run, states)
+    count, sharded = resolved.batch.accumulate, resolved.dense_fsdp
+    casts = sharded and resolved.formats.reduce != resolved.formats.compute
+    forward, base = stage.forward(), states.parameters + states.moments + stage.resident + _buckets(resolved, states)
     gradients, peak = 0, 0
-    spared = stack_of(run.spec).gradients_spared(run, states)
-    states, computed = stack_of(run.spec).held(run, states), states
-    gathered = stack_of(run.spec).gathered(run)
+    spared = stack_of(resolved.spec).gradients_spared(resolved, states)
+    states, computed = stack_of(resolved.spec).held(resolved, states), states
+    gathered = stack_of(resolved.spec).gathered(resolved)
     base += states.parameters + states.moments - computed.parameters - computed.moments + gathered
     turns = min(count, 3)  # the ones in between are equal
     for number in range(turns):
         sums: Sums = "exchange" if number == turns - 1 else "keep"
         if not sharded:
             sums = "own"
-        elif run.sync == "microbatch":
+        elif resolved.sync == "microbatch":
             sums = "each"
         change = stage.backward(Handling(sums=sums, again=number > 0, casts=casts))
         backward = max(forward.net, forward.net + change.peak - (spared if number == 0 else 0))
         peak = max(peak, base + gradients + max(stage.forward(later=number > 0).peak, backward))
         gradients -= spared if number == 0 else 0
         gradients += forward.net + change.net + (stage.resident if sharded else 0)
-    whole = sharded and count > 1 and run.sync != "microbatch"
+    whole = sharded and count > 1 and resolved.sync != "microbatch"
     return _memory(
-        run,
+        resolved,
         0,
         states,
         peak,
         unsharded=stage.unsharded + gathered,
-        unreduced=(stage.unreduced if whole else 0) + _buckets(run, states),
+        unreduced=(stage.unreduced if whole else 0) + _buckets(resolved, states),
         activations=forward.net - stage.loss,
         loss=stage.loss,
     )
 
 
-def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int) -> Memory:
-    persistent, work = states.parameters + states.moments + states.trained, optimizer_work(run)[pp]
-    updating = _buckets(run, states) + _of_actions(run, states) + (0 if work is None else work.scratch)
-    updating += stack_of(run.spec).beside_update(run, states)
-    scorer, scoring = scorer_bytes(run, pp)
-    sampling = _buckets(run, states) + max(sampling_bytes(run), scoring)
-    peak = max(peak, persistent + _norms(run, states), persistent + updating, persistent + sampling)
-    peak += states.reference + scorer + replayed_bytes(run)
+def _memory(resolved: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int) -> Memory:
+    persistent, work = states.parameters + states.moments + states.trained, optimizer_work(resolved)[pp]
+    updating = _buckets(resolved, states) + _of_actions(resolved, states) + (0 if work is None else work.scratch)
+    updating += stack_of(resolved.spec).beside_update(resolved, states)
+    scorer, scoring = scorer_bytes(resolved, pp)
+    sampling = _buckets(resolved, states) + max(sampling_bytes(resolved), scoring)
+    peak = max(peak, persistent + _norms(resolved, states), persistent + updating, persistent + sampling)
+    peak += states.reference + scorer + replayed_bytes(resolved)
     return Memory(
         parameters=states.parameters,
         gradients=states.trained,
         optimizer=states.moments,
-        averages=0 if run.averages is None else states.elements * BYTES[run.averages] + states.still,
+        averages=0 if resolved.averages is None else states.elements * BYTES[resolved.averages] + states.still,
         working=max(0, peak - persistent - sum(parts.values())),
         host=states.host,
-        offloaded=run.spec.parallel.fsdp.offload,
+        offloaded=resolved.spec.parallel.fsdp.offload,
         **parts,
     )
 
 
-def _buckets(run: Resolved, states: OwnedBytes) -> int:
+def _buckets(resolved: Resolved, states: OwnedBytes) -> int:
     """Return the bytes of buffers in which the stack sums gradients; they stay allocated."""
-    return states.trained if run.stack.buckets else 0
+    return states.trained if resolved.stack.buckets else 0
 
 
-def _norms(run: Resolved, states: OwnedBytes) -> int:
+def _norms(resolved: Resolved, states: OwnedBytes) -> int:
     """Return the bytes of exact copies of all gradients, from which their norm is computed."""
-    return 2 * states.trained if run.formats.params == "bf16" else 0
+    return 2 * states.trained if resolved.formats.params == "bf16" else 0
 
 
-def _of_actions(run: Resolved, states: OwnedBytes) -> int:
+def _of_actions(resolved: Resolved, states: OwnedBytes) -> int:
     """Return the bytes that actions allocate after the optimizer."""
-    triggers = (*run.spec.ticks, *run.spec.events)
+    triggers = (*resolved.spec.ticks, *resolved.spec.events)
     actions = (planned(action, PlannedAction) for trigger in triggers for action in trigger.actions)
-    return max((action.allocates(run, states.trained) for action in actions), default=0)
+    return max((action.allocates(resolved, states.trained) for action in actions), default=0)
 
 
-def _piped(run: Resolved, stages: list[StageCosts], pp: int, states: OwnedBytes) -> Memory:
+def _piped(resolved: Resolved, stages: list[StageCosts], pp: int, states: OwnedBytes) -> Memory:
     """Return memory with a pipeline: microbatches in the order of its schedule."""
-    rank, gathered = simulate_pipeline(run, stages, pp, states)
-    buckets = _buckets(run, states)
+    rank, gathered = simulate_pipeline(resolved, stages, pp, states)
+    buckets = _buckets(resolved, states)
     return _memory(
-        run,
+        resolved,
         pp,
         states,
         rank.peak + buckets,
         unsharded=gathered,
-        unreduced=(sum(each.unreduced for each in stages) if run.dense_fsdp else 0) + buckets,
+        unreduced=(sum(each.unreduced for each in stages) if resolved.dense_fsdp else 0) + buckets,
         activations=rank.activations,
         loss=rank.loss,
     )
@@ -219,25 +223,25 @@ class Piped:
     loss: int = 0
     _changes: dict[tuple[Kind, int, bool], MemoryChange] = field(factory=dict)
 
-    def simulate(self, run: Resolved, pp: int, stages: list[StageCosts]) -> None:
+    def simulate(self, resolved: Resolved, pp: int, stages: list[StageCosts]) -> None:
         """Run all actions of coordinate `pp`; a stage exchanges its gradients when its last backward is done."""
-        schedule, count, sharded = run.spec.parallel.pp.schedule, run.batch.accumulate, run.dense_fsdp
+        schedule, count, sharded = resolved.spec.parallel.pp.schedule, resolved.batch.accumulate, resolved.dense_fsdp
         by_stage, left = {each.stage: each for each in stages}, {each.stage: count for each in stages}
         # A rank of 1f1b holds the last gradient that it sent, at most until the next backward is done.
         sent = stages[0].local.stream if schedule == "1f1b" and not stages[0].embeds else 0
-        for action in order(schedule, pp, run.size("pp"), run.pipeline.owners[pp], count):
+        for action in order(schedule, pp, resolved.size("pp"), resolved.pipeline.owners[pp], count):
             stage, again = by_stage[action.stage], left[action.stage] < count
-            self._do(action, self._change(run, action, stage, again), stage, sent if again else 0)
+            self._do(action, self._change(resolved, action, stage, again), stage, sent if again else 0)
             if action.kind in ("B", "W"):
                 left[action.stage] -= 1
                 if sharded and not left[action.stage]:
                     self._add(stage.reduce())
 
-    def _change(self, run: Resolved, action: PipelineAction, stage: StageCosts, again: bool) -> MemoryChange:
+    def _change(self, resolved: Resolved, action: PipelineAction, stage: StageCosts, again: bool) -> MemoryChange:
         key = (action.kind, action.stage, again)
         if key not in self._changes:
-            sharded = run.dense_fsdp
-            casts = sharded and run.formats.reduce != run.formats.compute
+            sharded = resolved.dense_fsdp
+            casts = sharded and resolved.formats.reduce != resolved.formats.compute
             handling = Handling(sums="keep" if sharded else "own", again=again, casts=casts, frees=False)
             self._changes[key] = {
                 "F": lambda: stage.forward(later=again),
@@ -270,11 +274,11 @@ class Piped:
         self.live += change.net
 
 
-def simulate_pipeline(run: Resolved, stages: list[StageCosts], pp: int, states: OwnedBytes) -> tuple[Piped, int]:
+def simulate_pipeline(resolved: Resolved, stages: list[StageCosts], pp: int, states: OwnedBytes) -> tuple[Piped, int]:
     """Return a rank of coordinate `pp`, which owns `states`, at the end of its step, and the peak of gathered bytes."""
     gathered = sum(sorted(each.unsharded for each in stages)[-MOST_GATHERED:])
     messages = sum((not each.embeds) + (not each.predicts) for each in stages)
-    buffers = run.batch.accumulate * stages[0].local.stream * messages
+    buffers = resolved.batch.accumulate * stages[0].local.stream * messages
     rank = Piped(live=states.parameters + states.moments + gathered + buffers, for_backward=buffers)
-    rank.simulate(run, pp, stages)
+    rank.simulate(resolved, pp, stages)
     return rank, gathered

@@ -36,13 +36,15 @@ SINGLE = ("gpipe", "1f1b")
 Times = tuple[CollectiveCall, int]
 
 
-def gathers_of(run: Resolved, stages: list[StageCosts], pp: int) -> Iterator[Times]:
+def gathers_of(resolved: Resolved, stages: list[StageCosts], pp: int) -> Iterator[Times]:
     """Yield the all-gathers of one step, each with its count."""
     for stage in stages:
-        root, blocks, forward = _gathers(run, stage, pp)
-        units = [(stage.root, _dense_axis(run), ROOT, root)]
+        root, blocks, forward = _gathers(resolved, stage, pp)
+        units = [(stage.root, _dense_axis(resolved), ROOT, root)]
         for (block, _), count in stage.counts.items():
-            units.append((block.units.dense, _dense_axis(run), FSDP, count * (blocks if block.runs_back else forward)))
+            units.append(
+                (block.units.dense, _dense_axis(resolved), FSDP, count * (blocks if block.runs_back else forward))
+            )
             times = blocks if block.experts_run_back else forward
             units.append((block.units.experts, "ep_fsdp", EXPERTS, times * count))
         for unit, axis, node, times in units:
@@ -50,37 +52,37 @@ def gathers_of(run: Resolved, stages: list[StageCosts], pp: int) -> Iterator[Tim
                 yield CollectiveCall(axis, "all_gather", node, unit.whole), times
 
 
-def sums_of(run: Resolved, stages: list[StageCosts]) -> Iterator[Times]:
+def sums_of(resolved: Resolved, stages: list[StageCosts]) -> Iterator[Times]:
     """Yield the gradient exchanges of one step: summed over shards, then over copies of them."""
-    times = exchanges(run)
+    times = exchanges(resolved)
     for stage in stages:
-        units = [(stage.root, _dense_axis(run), "replicate", ROOT, 1)]
+        units = [(stage.root, _dense_axis(resolved), "replicate", ROOT, 1)]
         for (block, _), count in stage.counts.items():
-            units.append((block.units.dense, _dense_axis(run), "replicate", FSDP, count))
+            units.append((block.units.dense, _dense_axis(resolved), "replicate", FSDP, count))
             units.append((block.units.experts, "ep_fsdp", "ep_replicate", EXPERTS, count))
         for unit, axis, copies, node, count in units:
             if unit is not None:
                 yield from _exchange(unit, axis, copies, node, times * count)
-        if run.size("tp") > 1 and run.dense_fsdp:
-            width = BYTES[run.formats.compute if times > 1 or _at_once(run) else run.formats.reduce]
-            ends = set(stage_end_names(run.architecture, run.pipeline, stage.stage))
-            own = [t for t in run.inventory.tensors if t.name in ends]
-            blocks = [(block_tensors(run.inventory, block.layer), n) for (block, _), n in stage.counts.items()]
+        if resolved.size("tp") > 1 and resolved.dense_fsdp:
+            width = BYTES[resolved.formats.compute if times > 1 or _at_once(resolved) else resolved.formats.reduce]
+            ends = set(stage_end_names(resolved.architecture, resolved.pipeline, stage.stage))
+            own = [t for t in resolved.inventory.tensors if t.name in ends]
+            blocks = [(block_tensors(resolved.inventory, block.layer), n) for (block, _), n in stage.counts.items()]
             for tensors, count in ((own, 1), *blocks):
-                for tensor in partial(run, tensors):
+                for tensor in partial(resolved, tensors):
                     yield CollectiveCall("tp", "all_reduce", "setup.parallel.tp", tensor.size * width), times * count
 
 
-def exchanges(run: Resolved) -> int:
+def exchanges(resolved: Resolved) -> int:
     """Return how often a step exchanges gradients."""
-    return run.batch.accumulate if run.size("pp") == 1 and run.sync == "microbatch" else 1
+    return resolved.batch.accumulate if resolved.size("pp") == 1 and resolved.sync == "microbatch" else 1
 
 
-def partial(run: Resolved, tensors: list[ParameterSpec]) -> list[ParameterSpec]:
+def partial(resolved: Resolved, tensors: list[ParameterSpec]) -> list[ParameterSpec]:
     """Return the trained parameters that tensor parallelism leaves whole and of whose gradient every rank has only a
     summand: it used them on its own positions, or on its own heads."""
-    whens = ("by_position", "always") if run.spec.parallel.tp.sequence else ("always",)
-    arch = run.architecture
+    whens = ("by_position", "always") if resolved.spec.parallel.tp.sequence else ("always",)
+    arch = resolved.architecture
     of_blocks = {each.name for kind in arch.kinds for each in kind.block.parameters(arch) if each.partial in whens}
     ends = {"norm.weight", f"{SCORE}.weight"} if "by_position" in whens else set()
     ends |= {each.name for each in arch.head_adapters() if each.partial in whens}
@@ -96,23 +98,23 @@ def _exchange(unit: FsdpUnit, axis: str, copies: str, node: str, times: int) -> 
         yield CollectiveCall(copies, "all_reduce", node, unit.output), times
 
 
-def _at_once(run: Resolved) -> bool:
+def _at_once(resolved: Resolved) -> bool:
     """Return True if gradients are exchanged as they are computed, before they are cast to the reduce format."""
-    return run.size("pp") == 1 and run.batch.accumulate == 1
+    return resolved.size("pp") == 1 and resolved.batch.accumulate == 1
 
 
-def _dense_axis(run: Resolved) -> str:
-    return " · ".join(run.wide(*run.shard_axes))
+def _dense_axis(resolved: Resolved) -> str:
+    return " · ".join(resolved.wide(*resolved.shard_axes))
 
 
-def _gathers(run: Resolved, stage: StageCosts, pp: int) -> tuple[int, int, int]:
+def _gathers(resolved: Resolved, stage: StageCosts, pp: int) -> tuple[int, int, int]:
     """Return how often a step gathers the root of a stage, each of its blocks, and each block without a backward."""
-    count = run.batch.accumulate
-    if run.size("pp") == 1:
-        return count, count * (2 if run.reshard else 1), count
-    key = (run.spec.parallel.pp.schedule, pp, run.size("pp"), run.pipeline.owners[pp], count)
-    root, blocks = (_gather_counts(*key, reshards=each)[stage.stage] for each in (False, run.reshard))
-    return root, blocks, count if run.reshard else blocks
+    count = resolved.batch.accumulate
+    if resolved.size("pp") == 1:
+        return count, count * (2 if resolved.reshard else 1), count
+    key = (resolved.spec.parallel.pp.schedule, pp, resolved.size("pp"), resolved.pipeline.owners[pp], count)
+    root, blocks = (_gather_counts(*key, reshards=each)[stage.stage] for each in (False, resolved.reshard))
+    return root, blocks, count if resolved.reshard else blocks
 
 
 @lru_cache(maxsize=512)
@@ -170,23 +172,25 @@ class CollectiveCounts:
             self.add(call, times)
 
 
-def collective_counts(run: Resolved, stages: list[list[StageCosts]]) -> list[CollectiveCounts]:
+def collective_counts(resolved: Resolved, stages: list[list[StageCosts]]) -> list[CollectiveCounts]:
     """Return the calls of the ranks of every pipeline coordinate."""
-    return [_calls_of_coordinate(run, own, pp) for pp, own in enumerate(stages)]
+    return [_calls_of_coordinate(resolved, own, pp) for pp, own in enumerate(stages)]
 
 
-def _calls_of_coordinate(run: Resolved, stages: list[StageCosts], pp: int) -> CollectiveCounts:
+def _calls_of_coordinate(resolved: Resolved, stages: list[StageCosts], pp: int) -> CollectiveCounts:
     calls = CollectiveCounts()
-    _around(calls, run, pp)
-    count = run.batch.accumulate
+    _around(calls, resolved, pp)
+    count = resolved.batch.accumulate
     for stage in stages:
-        split = run.size("pp") > 1 and run.spec.parallel.pp.schedule in ("zero_bubble", "zbv") and stage.splits
+        split = (
+            resolved.size("pp") > 1 and resolved.spec.parallel.pp.schedule in ("zero_bubble", "zbv") and stage.splits
+        )
         _blocks(calls, stage, count, split)
-        _ends(calls, run, stage, count)
-        _teacher(calls, run, stage, count)
-        _sequences(calls, run, stage, count)
-        _between(calls, run, stage, count)
-    for call, times in stack_of(run.spec).calls(run, stages, pp):
+        _ends(calls, resolved, stage, count)
+        _teacher(calls, resolved, stage, count)
+        _sequences(calls, resolved, stage, count)
+        _between(calls, resolved, stage, count)
+    for call, times in stack_of(resolved.spec).calls(resolved, stages, pp):
         calls.add(call, times)
     return calls
 
@@ -204,32 +208,32 @@ def _blocks(calls: CollectiveCounts, stage: StageCosts, count: int, split: bool)
                 calls.add_all(op.calls, count * blocks * runs)
 
 
-def _ends(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int) -> None:
+def _ends(calls: CollectiveCounts, resolved: Resolved, stage: StageCosts, count: int) -> None:
     """Add the calls of tensor parallelism at the embedding and at the head."""
-    if run.size("tp") == 1:
+    if resolved.size("tp") == 1:
         return
-    tensor, local = run.spec.parallel.tp, stage.local
+    tensor, local = resolved.spec.parallel.tp, stage.local
     whole = local.whole
     if stage.embeds:
         calls.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
         if tensor.sequence and stage.ends.embedding:
             calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
-    if stage.predicts and run.architecture.head == "vocabulary":
+    if stage.predicts and resolved.architecture.head == "vocabulary":
         count *= 1 + stage.further
         if tensor.sequence:
             calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
         if stage.ends.passes:
             calls.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
-        reads, teacher = reads_of(run), run.spec.loss.learns_from
+        reads, teacher = reads_of(resolved), resolved.spec.loss.learns_from
         live = teacher is not None and teacher.live
-        piece = tokens_at_once(run, local, models=2 if live else 1)
+        piece = tokens_at_once(resolved, local, models=2 if live else 1)
         for first in range(0, local.tokens, piece):
             exact = min(piece, local.tokens - first) * local.exact
             if live and tensor.loss:  # the largest logits of both models, sums over all logits, and the divergence
-                for sums in (2, 5, 2 if run.spec.loss.args()["form"] == "jsd" else 1):
+                for sums in (2, 5, 2 if resolved.spec.loss.args()["form"] == "jsd" else 1):
                     calls.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
             elif live:
-                calls.add(CollectiveCall("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), 2 * count)
+                calls.add(CollectiveCall("tp", "all_gather", TP, resolved.size("tp") * local.vocab * exact), 2 * count)
             elif tensor.loss:
                 calls.add(CollectiveCall("tp", "all_reduce", TP, exact), count)
                 sums = 2 + len({"mean_logprob_T", "entropy_T"}.intersection(reads))
@@ -237,12 +241,12 @@ def _ends(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int)
                     sums = 4 + teacher.top
                 calls.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
             else:
-                calls.add(CollectiveCall("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), count)
+                calls.add(CollectiveCall("tp", "all_gather", TP, resolved.size("tp") * local.vocab * exact), count)
 
 
-def _teacher(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int) -> None:
+def _teacher(calls: CollectiveCounts, resolved: Resolved, stage: StageCosts, count: int) -> None:
     """Add the calls of a teacher's forward of each microbatch."""
-    own, teacher = run.teacher, stage.teacher
+    own, teacher = resolved.teacher, stage.teacher
     if own is None or teacher is None or not stage.predicts:
         return
     for (block, _), blocks in teacher.counts.items():
@@ -258,22 +262,22 @@ def _teacher(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: i
             calls.add(call, times)
 
 
-def _sequences(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int) -> None:
+def _sequences(calls: CollectiveCounts, resolved: Resolved, stage: StageCosts, count: int) -> None:
     """Add the sums over the tokens of each sequence, if ranks hold parts of it, and rewards of its last token. Each row
     is counted as one document."""
-    loss, rewards = run.spec.loss, run.architecture.head == "reward"
+    loss, rewards = resolved.spec.loss, resolved.architecture.head == "reward"
     if not stage.predicts or not (loss.across or rewards):
         return
-    size = (1 if rewards else loss.summed) * run.batch.micro * FP64
-    for axis in run.wide("ring", "ulysses"):
+    size = (1 if rewards else loss.summed) * resolved.batch.micro * FP64
+    for axis in resolved.wide("ring", "ulysses"):
         calls.add(CollectiveCall(axis, "all_reduce", CP, size), count)
-    if rewards and run.size("tp") > 1 and run.spec.parallel.tp.sequence:
+    if rewards and resolved.size("tp") > 1 and resolved.spec.parallel.tp.sequence:
         calls.add(CollectiveCall("tp", "all_reduce", TP, size), count)
 
 
-def _between(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int) -> None:
+def _between(calls: CollectiveCounts, resolved: Resolved, stage: StageCosts, count: int) -> None:
     """Add the messages between stages of different ranks: the residual stream forwards and its gradient back."""
-    if run.size("pp") == 1:
+    if resolved.size("pp") == 1:
         return
     size = stage.local.stream
     for there in (not stage.predicts and not stage.beside, not stage.embeds and not stage.behind):
@@ -282,12 +286,12 @@ def _between(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: i
             calls.add(CollectiveCall("pp", "recv", PP, size), count)
 
 
-def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
+def _around(calls: CollectiveCounts, resolved: Resolved, pp: int) -> None:
     """Add the calls of the step outside forward and backward."""
-    spec, batch, arch = run.spec, run.batch, run.architecture
-    world = " · ".join(run.wide(*AXES))
-    if len(run.pipeline.readers) < run.size("pp"):
-        size = 4 * batch.accumulate * batch.micro * (batch.sequence + 2 * len(run.row_numbers))
+    spec, batch, arch = resolved.spec, resolved.batch, resolved.architecture
+    world = " · ".join(resolved.wide(*AXES))
+    if len(resolved.pipeline.readers) < resolved.size("pp"):
+        size = 4 * batch.accumulate * batch.micro * (batch.sequence + 2 * len(resolved.row_numbers))
         calls.add(CollectiveCall("pp", "broadcast", "step.share_outline", size))
     schedule = fill_schedule(spec, batch.declared_steps)
     clocks = sum(tick.every.unit == "seconds" for tick in schedule.ticks) + puts_off(spec, schedule)
@@ -304,22 +308,28 @@ def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
     calls.add(CollectiveCall(world, "all_reduce", norm, (sums + recorded) * 8))
     if arch.router_bias_speed > 0:
         calls.add(CollectiveCall(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))
-    _gradient_sums(calls, run, pp)
-    if (work := optimizer_work(run)[pp]) is not None:
+    _gradient_sums(calls, resolved, pp)
+    if (work := optimizer_work(resolved)[pp]) is not None:
         calls.add_all(work.calls)
 
 
-def _gradient_sums(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
+def _gradient_sums(calls: CollectiveCounts, resolved: Resolved, pp: int) -> None:
     """Add the sums of gradients that the stack does not make."""
-    width, arch = BYTES[run.formats.params], run.architecture
-    if run.size("tp") > 1 and not run.dense_fsdp:
-        for tensor in partial(run, run.parameters_by_pp[pp]):
+    width, arch = BYTES[resolved.formats.params], resolved.architecture
+    if resolved.size("tp") > 1 and not resolved.dense_fsdp:
+        for tensor in partial(resolved, resolved.parameters_by_pp[pp]):
             calls.add(CollectiveCall("tp", "all_reduce", "step.tensor_grad_sync", tensor.size * width))
-    if run.size("pp") > 1 and arch.embeds_behind and (run.pipeline.holds_first(pp) or run.pipeline.holds_last(pp)):
-        for table in (t for t in run.inventory.tensors if t.name == f"{EMBEDDING}.weight" and t.trained):
-            calls.add(CollectiveCall("pp", "all_reduce", "step.tied_grad_sync", run.cuts.largest([table]) * width))
-    for axis in run.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(run.spec.parallel))):
-        for tensor in run.parameters_by_pp[pp]:
+    if (
+        resolved.size("pp") > 1
+        and arch.embeds_behind
+        and (resolved.pipeline.holds_first(pp) or resolved.pipeline.holds_last(pp))
+    ):
+        for table in (t for t in resolved.inventory.tensors if t.name == f"{EMBEDDING}.weight" and t.trained):
+            calls.add(CollectiveCall("pp", "all_reduce", "step.tied_grad_sync", resolved.cuts.largest([table]) * width))
+    for axis in resolved.wide(
+        *(axis for axis in ("ring", "ulysses") if axis not in folded_axes(resolved.spec.parallel))
+    ):
+        for tensor in resolved.parameters_by_pp[pp]:
             if tensor.trained and not tensor.expert:
-                size = prod(run.cuts.shape(tensor))
+                size = prod(resolved.cuts.shape(tensor))
                 calls.add(CollectiveCall(axis, "all_reduce", "step.context_grad_sync", size * width))

@@ -30,30 +30,30 @@ if TYPE_CHECKING:
     from xtrain.plan.resolved import Resolved, TrainedKind
 
 
-def cache_bytes(run: "Resolved", prompts: int, positions: int) -> int:
+def cache_bytes(resolved: "Resolved", prompts: int, positions: int) -> int:
     """Return the cache bytes on the rank with the most: every layer's numbers for every prompt, for all positions or
     the positions of its window.
 
     Ranks of context and data parallelism hold the whole cache; ranks of tensor parallelism their own heads.
     """
-    arch, tp, pipeline = run.architecture, run.size("tp"), run.pipeline
+    arch, tp, pipeline = resolved.architecture, resolved.size("tp"), resolved.pipeline
     of_layer: dict[int, int] = {}
-    for kind in run.kinds:
-        plain = plain_parameters(run, kind)
+    for kind in resolved.kinds:
+        plain = plain_parameters(resolved, kind)
         numbers = sum(each.cached(arch, tp, positions, plain) for each in kind.block.layers())
         of_layer |= dict.fromkeys(kind.layers, numbers)
     spans = [[pipeline.spans[stage] for stage in own] for own in pipeline.owners]
     most = max(sum(of_layer[layer] for first, last in own for layer in range(first, last + 1)) for own in spans)
-    return prompts * most * BYTES[run.formats.compute]
+    return prompts * most * BYTES[resolved.formats.compute]
 
 
-def plain_parameters(run: "Resolved", kind: "TrainedKind") -> Set[str]:
+def plain_parameters(resolved: "Resolved", kind: "TrainedKind") -> Set[str]:
     """Return the parameters of a block that are stored in a number format, have no adapter, and are not multiplied in
     fp8, as required by `Layer.cached`."""
     # Imported here because the language loads this file with the actions, without a plan.
     from xtrain.plan.parameters import block_tensors
 
-    tensors = block_tensors(run.inventory, kind.first)
+    tensors = block_tensors(resolved.inventory, kind.first)
     adapted = {each.adapter for each in tensors}
     scaled = {f"{module}.weight" for module in kind.fp8}
     plain = (name_in_block(each.name) for each in tensors if not each.quantised and each.name not in adapted)
@@ -66,51 +66,51 @@ LOGITS = 4
 TOKEN_BYTES = 16
 
 
-def completion_positions(run: "Resolved", rollout: Rollout) -> int:
+def completion_positions(resolved: "Resolved", rollout: Rollout) -> int:
     """Return the positions of a row that a completion and its prompt take together."""
-    return run.batch.sequence // rollout.group // run.align * run.align
+    return resolved.batch.sequence // rollout.group // resolved.align * resolved.align
 
 
-def longest_prompt(run: "Resolved", rollout: Rollout) -> int:
+def longest_prompt(resolved: "Resolved", rollout: Rollout) -> int:
     """Return the maximum number of tokens of a prompt; the last token of a completion takes no position. Below 1 if
     rows are too short."""
-    return completion_positions(run, rollout) + 1 - rollout.max_tokens
+    return completion_positions(resolved, rollout) + 1 - rollout.max_tokens
 
 
-def sampling_cache_bytes(run: "Resolved", rollout: Rollout) -> int:
+def sampling_cache_bytes(resolved: "Resolved", rollout: Rollout) -> int:
     """Return the cache bytes of the completions of a microbatch, on the rank with the most."""
-    return cache_bytes(run, run.batch.micro * rollout.group, completion_positions(run, rollout))
+    return cache_bytes(resolved, resolved.batch.micro * rollout.group, completion_positions(resolved, rollout))
 
 
-def kept_completions_bytes(run: "Resolved", rollout: Rollout) -> int:
+def kept_completions_bytes(resolved: "Resolved", rollout: Rollout) -> int:
     """Return the bytes of completions, at full length and without texts, in a checkpoint after the first of several
     steps whose completions are sampled at once. The first step's completions are included if they are used again."""
-    waiting = (rollout.steps - (rollout.updates == 1)) * run.batch.rows * rollout.group
-    experts = completion_positions(run, rollout) * replayed_width(run) * BYTES["fp32"]
+    waiting = (rollout.steps - (rollout.updates == 1)) * resolved.batch.rows * rollout.group
+    experts = completion_positions(resolved, rollout) * replayed_width(resolved) * BYTES["fp32"]
     return waiting * (rollout.max_tokens * TOKEN_BYTES + experts)
 
 
-def replayed_width(run: "Resolved") -> int:
+def replayed_width(resolved: "Resolved") -> int:
     """Return how many numbers a token needs to record the experts that it was sent to in sampling; 0 without replay."""
-    arch, rollout = run.architecture, run.spec.rollout
+    arch, rollout = resolved.architecture, resolved.spec.rollout
     return len(arch.expert_layers) * arch.experts_per_token if rollout is not None and rollout.replay_routing else 0
 
 
-def replayed_bytes(run: "Resolved") -> int:
+def replayed_bytes(resolved: "Resolved") -> int:
     """Return the bytes of these numbers for the microbatches that are on a device at once."""
-    microbatches = run.batch.accumulate if run.size("pp") > 1 else 1
-    return microbatches * run.positions * replayed_width(run) * BYTES["fp32"]
+    microbatches = resolved.batch.accumulate if resolved.size("pp") > 1 else 1
+    return microbatches * resolved.positions * replayed_width(resolved) * BYTES["fp32"]
 
 
-def sampling_bytes(run: "Resolved") -> int:
+def sampling_bytes(resolved: "Resolved") -> int:
     """Return the bytes that sampling allocates in addition to weights, gradients and states: the cache, logits, and
     values for drawing."""
-    rollout = run.spec.rollout
+    rollout = resolved.spec.rollout
     if rollout is None:
         return 0
-    exact = max(BYTES["fp32"], BYTES[run.formats.compute])
-    logits = run.batch.micro * rollout.group * run.architecture.vocab * exact
-    return sampling_cache_bytes(run, rollout) + LOGITS * logits
+    exact = max(BYTES["fp32"], BYTES[resolved.formats.compute])
+    logits = resolved.batch.micro * rollout.group * resolved.architecture.vocab * exact
+    return sampling_cache_bytes(resolved, rollout) + LOGITS * logits
 
 
 TEACHER_RULE: Final = "loss.teacher"
@@ -285,13 +285,13 @@ class ScoringModel:
     flops: int
 
 
-def scorer_of(run: "Resolved") -> ScoringModel | None:
+def scorer_of(resolved: "Resolved") -> ScoringModel | None:
     """Return the model that scores completions; None if there is none, or its folder does not exist yet."""
-    rollout, shape = run.spec.rollout, run.scorer
+    rollout, shape = resolved.spec.rollout, resolved.scorer
     if rollout is None or shape is None or shape.weights is None:
         return None
-    arch, size = shape.architecture, BYTES[run.formats.compute]
-    positions, group = completion_positions(run, rollout), rollout.group
+    arch, size = shape.architecture, BYTES[resolved.formats.compute]
+    positions, group = completion_positions(resolved, rollout), rollout.group
     # The residual stream twice, and of a block its feed-forward layer, or queries, keys, values and their products.
     widest = max(3 * arch.ffn, 2 * arch.heads * arch.head_dim + 2 * arch.kv_heads * arch.head_dim)
     return ScoringModel(
@@ -299,12 +299,12 @@ def scorer_of(run: "Resolved") -> ScoringModel | None:
         architecture=arch,
         bytes=count_parameters(arch).total * size,
         working=group * positions * (2 * arch.dim + widest) * size,
-        flops=run.batch.rows * group * positions * flops_per_token(arch, positions) // 3,
+        flops=resolved.batch.rows * group * positions * flops_per_token(arch, positions) // 3,
     )
 
 
-def scorer_bytes(run: "Resolved", pp: int) -> tuple[int, int]:
+def scorer_bytes(resolved: "Resolved", pp: int) -> tuple[int, int]:
     """Return the bytes of the reward model on a rank of a pipeline coordinate, always and while it scores. Of the ranks
     with the same rows, the first one has the model."""
-    scorer = scorer_of(run) if pp == 0 else None
+    scorer = scorer_of(resolved) if pp == 0 else None
     return (0, 0) if scorer is None else (scorer.bytes, scorer.working)

@@ -53,11 +53,11 @@ def refers_in_each_step(spec: Spec) -> bool:
     return spec.loss.mismatched or (spec.rollout is not None and bool(spec.loss.computed))
 
 
-def kept_tensors(run: "Resolved", tensors: Iterable[ParameterSpec]) -> list[ParameterSpec]:
+def kept_tensors(resolved: "Resolved", tensors: Iterable[ParameterSpec]) -> list[ParameterSpec]:
     """Return the parameters whose values a run with rollouts stores for its reference, because training changes
     them."""
-    loss = run.spec.loss
-    if run.spec.rollout is None or not isinstance(loss, ReferredLoss) or not loss.computed:
+    loss = resolved.spec.loss
+    if resolved.spec.rollout is None or not isinstance(loss, ReferredLoss) or not loss.computed:
         return []
     off = loss.reference == ADAPTER_OFF
     return [each for each in tensors if each.trained and not (off and each.adapter)]

@@ -26,15 +26,15 @@ OF_RANDOM_BITS: Final = 24
 OF_SIGNS: Final = 4
 
 
-def update_work(run: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateWork | None:
+def update_work(resolved: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateWork | None:
     """Return the work of the first rank of a pipeline coordinate, over all optimizers. parameters: its own, whole."""
     found: UpdateWork | None = None
-    for name, chosen in optimizers_of(run.spec).items():
-        own = [each for each in parameters if each.trained and run.groups.owner(each.name) == name]
-        work = planned(chosen, PlannedOptimizer).work(run, own)
-        args = run.groups.args(name)
+    for name, chosen in optimizers_of(resolved.spec).items():
+        own = [each for each in parameters if each.trained and resolved.groups.owner(each.name) == name]
+        work = planned(chosen, PlannedOptimizer).work(resolved, own)
+        args = resolved.groups.args(name)
         if chosen.converts(args) or args.get("cautious_decay", False):
-            converted = _converted(run, args, own)
+            converted = _converted(resolved, args, own)
             work = evolve(work or UpdateWork(), scratch=(0 if work is None else work.scratch) + converted)
         if work is not None:
             found = work if found is None else found + work
@@ -42,34 +42,34 @@ def update_work(run: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateW
 
 
 @lru_cache(maxsize=16)
-def optimizer_work(run: "Resolved") -> tuple[UpdateWork | None, ...]:
+def optimizer_work(resolved: "Resolved") -> tuple[UpdateWork | None, ...]:
     """Return the work of the optimizers on a rank of every pipeline coordinate; None for elementwise updates alone."""
-    return tuple(update_work(run, own) for own in run.parameters_by_pp)
+    return tuple(update_work(resolved, own) for own in resolved.parameters_by_pp)
 
 
-def cuts_along(run: "Resolved", parameter: ParameterSpec) -> list[tuple[str, int]]:
+def cuts_along(resolved: "Resolved", parameter: ParameterSpec) -> list[tuple[str, int]]:
     """Return the axes that cut a parameter, and the dim of each."""
-    cuts = run.cuts
+    cuts = resolved.cuts
     if parameter.expert:
         return [("ep_fsdp", cuts.expert_dimension)] if cuts.ep_fsdp > 1 else []
-    found = [(" · ".join(run.wide(*run.shard_axes)), 0)] if cuts.fsdp > 1 else []
+    found = [(" · ".join(resolved.wide(*resolved.shard_axes)), 0)] if cuts.fsdp > 1 else []
     if (dim := cuts.tensor_dim(parameter)) is not None:
         found.append(("tp", dim))
     return found
 
 
-def _converted(run: "Resolved", args: Mapping[str, Any], parameters: Iterable[ParameterSpec]) -> int:
+def _converted(resolved: "Resolved", args: Mapping[str, Any], parameters: Iterable[ParameterSpec]) -> int:
     """Return the bytes of some rows converted to the format of the update, which is fp32, or finer if the weights are,
     and of the mask of decaying elements. args: of the optimizer."""
-    stored, rounds = run.formats.params, args.get("stochastic_rounding", False)
+    stored, rounds = resolved.formats.params, args.get("stochastic_rounding", False)
     cautious = OF_SIGNS if args.get("cautious_decay", False) else 0
     width = max(BYTES[stored], BYTES["fp32"])
     weights = 2 if width > BYTES[stored] else 0  # including the gradient
     largest, chosen = 0, OPTIMIZERS.of(args)
     for parameter in parameters:
-        shape = run.cuts.shape(parameter)
+        shape = resolved.cuts.shape(parameter)
         elements = min(shape[0], rows_at_once(shape)) * prod(shape[1:])
-        moments = sum(BYTES[each.format or stored] != width for each in run.moments(parameter))
+        moments = sum(BYTES[each.format or stored] != width for each in resolved.moments(parameter))
         numbers = (weights + moments + chosen.temporaries) * width if chosen.converts(args) else 0
         largest = max(largest, elements * (numbers + cautious * width + rounds * OF_RANDOM_BITS))
     return largest
@@ -78,18 +78,18 @@ def _converted(run: "Resolved", args: Mapping[str, Any], parameters: Iterable[Pa
 NODE = "step.optimizer"
 
 
-def batches_of(run: "Resolved", parameters: Iterable[ParameterSpec]) -> list[MatrixBatch]:
+def batches_of(resolved: "Resolved", parameters: Iterable[ParameterSpec]) -> list[MatrixBatch]:
     """Return the matrices of a pipeline coordinate as assigned to its ranks."""
-    return batches((each.name, _local(run, each), _cuts(run, each)) for each in parameters)
+    return batches((each.name, _local(resolved, each), _cuts(resolved, each)) for each in parameters)
 
 
-def _local(run: "Resolved", parameter: ParameterSpec) -> tuple[int, int, int]:
+def _local(resolved: "Resolved", parameter: ParameterSpec) -> tuple[int, int, int]:
     rows, columns = parameter.shape[-2:]
-    return (run.cuts.shape(parameter)[0] if len(parameter.shape) == 3 else 1, rows, columns)
+    return (resolved.cuts.shape(parameter)[0] if len(parameter.shape) == 3 else 1, rows, columns)
 
 
-def _cuts(run: "Resolved", parameter: ParameterSpec) -> tuple[MatrixCut, ...]:
-    cuts, found = run.cuts, []
+def _cuts(resolved: "Resolved", parameter: ParameterSpec) -> tuple[MatrixCut, ...]:
+    cuts, found = resolved.cuts, []
     if parameter.expert:
         if cuts.ep_fsdp > 1 and cuts.expert_dimension:
             found.append(MatrixCut("ep_fsdp", cuts.ep_fsdp, cuts.expert_dimension))
@@ -97,7 +97,7 @@ def _cuts(run: "Resolved", parameter: ParameterSpec) -> tuple[MatrixCut, ...]:
     if (dim := cuts.tensor_dim(parameter)) is not None:
         found.append(MatrixCut("tp", cuts.tp, 1 + dim))
     if cuts.fsdp > 1:
-        found.append(MatrixCut(" · ".join(run.wide(*run.shard_axes)), cuts.fsdp, 1))
+        found.append(MatrixCut(" · ".join(resolved.wide(*resolved.shard_axes)), cuts.fsdp, 1))
     return tuple(found)
 
 

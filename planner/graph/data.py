@@ -43,25 +43,27 @@ from xtrain.planner.graph.parallel import TEACHER
 from xtrain.text.units import BYTES, bytes_text, count_text, flops_text, plural, seconds_text
 
 
-def sampling_seconds(run: Resolved, rollout: Rollout) -> float | None:
+def sampling_seconds(resolved: Resolved, rollout: Rollout) -> float | None:
     """Return the seconds to sample all completions of one round, for one step or several, with `max_tokens` tokens
     each; None if a speed is unknown."""
-    cluster = resolve_cluster(run.spec, run.formats.compute, run.layout.nodes, run.layout.mesh.ranks_per_node)
-    sheet = run.spec.cluster.sheet
+    cluster = resolve_cluster(
+        resolved.spec, resolved.formats.compute, resolved.layout.nodes, resolved.layout.mesh.ranks_per_node
+    )
+    sheet = resolved.spec.cluster.sheet
     if cluster.flops is None or cluster.link is None or sheet is None or sheet.bandwidth is None:
         return None
-    size = BYTES[run.formats.compute]
-    ways = {True: run.layout.ep, False: run.size("tp")}
-    weights = sum(each.size / ways[each.expert] for each in run.inventory.tensors) * size
+    size = BYTES[resolved.formats.compute]
+    ways = {True: resolved.layout.ep, False: resolved.size("tp")}
+    weights = sum(each.size / ways[each.expert] for each in resolved.inventory.tensors) * size
     speed = cluster.flops * sum(cluster.efficiency) / len(cluster.efficiency)
-    completions = run.batch.micro * rollout.group
-    products = completions * forward_flops(run.architecture, run.batch.sequence) / run.size("tp") / speed
-    shards = prod(run.size(axis) for axis in run.shard_axes)
-    crosses = run.layout.nodes > 1 and cluster.network is not None
+    completions = resolved.batch.micro * rollout.group
+    products = completions * forward_flops(resolved.architecture, resolved.batch.sequence) / resolved.size("tp") / speed
+    shards = prod(resolved.size(axis) for axis in resolved.shard_axes)
+    crosses = resolved.layout.nodes > 1 and cluster.network is not None
     link = cluster.network if crosses and cluster.network is not None else cluster.link
-    gathering = weights * (shards - 1) / shards / link if run.dense_fsdp else 0.0
+    gathering = weights * (shards - 1) / shards / link if resolved.dense_fsdp else 0.0
     token = max(weights / sheet.bandwidth, products) + gathering
-    return rollout.steps * run.batch.accumulate * rollout.max_tokens * token
+    return rollout.steps * resolved.batch.accumulate * rollout.max_tokens * token
 
 
 PROMPTS = "setup.prompts"
@@ -87,18 +89,18 @@ class RolloutStep:
     folder=learns("reward.folder", "completions are scored by it from here on"),
     digest=learns("reward.folder", "completions are scored by other weights from here on"),
 )
-def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
+def add_prompts(graph: Builder, resolved: Resolved, loader: str) -> None:
     """Add the node that finds prompts, if the run has rollouts."""
-    rollout = run.spec.rollout
+    rollout = resolved.spec.rollout
     if rollout is None:
         return
-    args = {"positions": completion_positions(run, rollout), "max_tokens": rollout.max_tokens}
-    most = f"{longest_prompt(run, rollout):,} tokens"
+    args = {"positions": completion_positions(resolved, rollout), "max_tokens": rollout.max_tokens}
+    most = f"{longest_prompt(resolved, rollout):,} tokens"
     does = f"what comes before the last answer of each document is a prompt: of at most {most}"
     graph.add("setup", PROMPTS, does, args=args, after=((loader, "rows"), ("setup.tokenizer", "tokenizer")))
-    folder = None if run.spec.reward is None else run.spec.reward.model_folder
+    folder = None if resolved.spec.reward is None else resolved.spec.reward.model_folder
     if folder is not None:
-        scorer, form = scorer_of(run), run.formats.compute
+        scorer, form = scorer_of(resolved), resolved.formats.compute
         kernels = plain_kernels(NARROWEST if scorer is None else scorer.architecture.head_dim)
         args = {"folder": portable(folder), "attention": kernels, "format": form}
         does = f"read the model that scores from {folder}: all of it on the first rank of those with the same rows"
@@ -111,9 +113,11 @@ def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
         does = f"completions of {plural(rollout.steps, 'step')}, which are sampled at once{again} wait here: a "
         does += "checkpoint between these "
         args = {"steps": rollout.steps, **({"updates": rollout.updates} if rollout.updates > 1 else {})}
-        does += f"has those of the steps to come, at most {bytes_text(kept_completions_bytes(run, rollout))}, as the "
+        does += (
+            f"has those of the steps to come, at most {bytes_text(kept_completions_bytes(resolved, rollout))}, as the "
+        )
         does += "weights that have sampled them are gone"
-        graph.add("setup", COMPLETIONS, does, args=args, axes=run.wide(*AXES), after=(loader,))
+        graph.add("setup", COMPLETIONS, does, args=args, axes=resolved.wide(*AXES), after=(loader,))
 
 
 _SAMPLED: Final = "completions are sampled by it from here on"
@@ -147,26 +151,26 @@ def _reward_rules(args: Mapping[str, Any]) -> Rules:
     mask_truncated=learns("rollout.mask_truncated", "the loss of completions uses it from here on"),
 )
 @resumes("rollout.reference")
-def before_step(run: Resolved, rollout: Rollout, reward: Reward) -> list[RolloutStep]:
+def before_step(resolved: Resolved, rollout: Rollout, reward: Reward) -> list[RolloutStep]:
     """Return the nodes that sample, score and form rows before ranks agree on the step."""
     args: dict[str, Any] = {
         "group": rollout.group,
         "max_tokens": rollout.max_tokens,
         "temperature": rollout.temperature,
         "top_p": rollout.top_p,
-        "seed": run.spec.experiment.seed,
+        "seed": resolved.spec.experiment.seed,
         **({"top_k": rollout.top_k} if rollout.top_k is not None else {}),
         **({"replay_routing": True} if rollout.replay_routing else {}),
         **({"show": int(rollout.show.value)} if rollout.show is not None else {}),
         **({"steps": rollout.steps} if rollout.steps > 1 else {}),
         **({"updates": rollout.updates} if rollout.updates > 1 else {}),
     }
-    everyone, rows = run.wide(*AXES), run.wide("pp", "ring", "ulysses", "tp")
-    prompts = rollout.steps * run.batch.rows // run.layout.mesh.data_ranks
-    forward, world = forward_flops(run.architecture, run.batch.sequence), run.layout.mesh.world_size
-    tokens = rollout.steps * run.batch.rows * rollout.group * rollout.max_tokens
+    everyone, rows = resolved.wide(*AXES), resolved.wide("pp", "ring", "ulysses", "tp")
+    prompts = rollout.steps * resolved.batch.rows // resolved.layout.mesh.data_ranks
+    forward, world = forward_flops(resolved.architecture, resolved.batch.sequence), resolved.layout.mesh.world_size
+    tokens = rollout.steps * resolved.batch.rows * rollout.group * rollout.max_tokens
     share = forward * tokens / world
-    cache = bytes_text(sampling_cache_bytes(run, rollout))
+    cache = bytes_text(sampling_cache_bytes(resolved, rollout))
     several = f"for {rollout.steps} steps at once " if rollout.steps > 1 else ""
     several = f"every {rollout.period} steps {several}" if rollout.updates > 1 else several
     does = f"{several}each data rank samples {plural(rollout.group, 'completion')} of each of "
@@ -174,34 +178,38 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward) -> list[Rollout
     does += f"{plural(rollout.max_tokens, 'token')} at most, one behind the other; {drawn_text(rollout)}; "
     does += "experts of each token are recorded for the step; " if rollout.replay_routing else ""
     does += f"key-value cache: {cache} a rank; at most {flops_text(share)} a rank"
-    if (seconds := sampling_seconds(run, rollout)) is not None:
+    if (seconds := sampling_seconds(resolved, rollout)) is not None:
         does += f", about {seconds_text(seconds)} at full length"
     by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
     made = f"advantages are rewards less the mean of their group{by}; the completions of a prompt are a row"
     masks = {"mask_truncated": True} if rollout.mask_truncated else {}
     made += "; those that are cut are not learned from" if masks else ""
-    scored, scorer = reward.does(), scorer_of(run)
+    scored, scorer = reward.does(), scorer_of(resolved)
     if scorer is not None:
-        scored += f"; a forward of at most {flops_text(scorer.flops / run.layout.mesh.data_ranks)} a rank that scores"
+        scored += (
+            f"; a forward of at most {flops_text(scorer.flops / resolved.layout.mesh.data_ranks)} a rank that scores"
+        )
     nodes = [
         RolloutStep("rollout.generate", does, args, everyone),
         RolloutStep("rollout.score", scored, {"kind": reward.kind, **reward.args()}, rows),
         RolloutStep("rollout.advantages", made, {"scale": rollout.scale_rewards, **masks}, everyone),
     ]
-    if run.spec.loss.computed:
-        share = flops_text(forward * run.batch.tokens_per_step / world)
+    if resolved.spec.loss.computed:
+        share = flops_text(forward * resolved.batch.tokens_per_step / world)
         does = f"log-probabilities of the tokens of completions by the reference: a forward, {share} a rank"
         nodes.append(RolloutStep("rollout.reference", does, {}, everyone))
     return nodes
 
 
 @resumes("rollout.compare", "replay_routing")
-def behind_forward(run: Resolved) -> RolloutStep:
+def behind_forward(resolved: Resolved) -> RolloutStep:
     """Return the node that measures the sampler after the step has computed the same tokens."""
     does = "log-probabilities of the sampler are compared with those of the step"
-    replays = {"replay_routing": True} if run.spec.rollout is not None and run.spec.rollout.replay_routing else {}
+    replays = (
+        {"replay_routing": True} if resolved.spec.rollout is not None and resolved.spec.rollout.replay_routing else {}
+    )
     does += ", and the experts that it would have chosen with those that were replayed" if replays else ""
-    return RolloutStep("rollout.compare", does, replays, run.wide(*AXES))
+    return RolloutStep("rollout.compare", does, replays, resolved.wide(*AXES))
 
 
 def drawn_text(rollout: Rollout) -> str:
@@ -219,17 +227,17 @@ SOME_ROWS: Final = 1000  # number of rows whose forward time is shown
 
 @resumes(OP, "dataset reference digest format task parts mismatched")
 def add_references(
-    graph: Builder, run: Resolved, estimates: Estimates, model: str, collate: str
+    graph: Builder, resolved: Resolved, estimates: Estimates, model: str, collate: str
 ) -> tuple[tuple[str, str], ...]:
     """Add a node for each dataset that is trained on, or whose evaluations measure the loss; return (id, value taken
     from it). model, collate: nodes after which the model has its first values, and rows can be read."""
-    loss = run.spec.loss
+    loss = resolved.spec.loss
     if not isinstance(loss, ReferredLoss) or not loss.computed:
         return ()
-    if run.spec.rollout is not None:
-        return (_kept(graph, run, loss.reference, model),)
-    files = reference_files(run.spec)
-    form = "fp64" if run.formats.compute == "fp64" else "fp32"
+    if resolved.spec.rollout is not None:
+        return (_kept(graph, resolved, loss.reference, model),)
+    files = reference_files(resolved.spec)
+    form = "fp64" if resolved.formats.compute == "fp64" else "fp32"
     whose = {INITIAL: "by the weights that the run begins with", ADAPTER_OFF: "by the model under the adapter"}
     args: dict[str, Any] = {"reference": loss.reference, "format": form}
     if files is None:
@@ -240,14 +248,18 @@ def add_references(
         formats = ", ".join(LOADED[each] for each in files.formats if each in LOADED)
         by = f"by the model in {files.folder} ({plural(len(files.files), 'file')} with {size} of {formats}), which "
         by += "takes the place of that of the run meanwhile"
-    cost = _cost(run, estimates)
+    cost = _cost(resolved, estimates)
     found: list[tuple[str, str]] = []
     # A training dataset may also be evaluated by a command.
-    wanted = [name for name in dict.fromkeys((*run.training, *evaluated(run.spec))) if is_measured(run.spec, name)]
-    held_out = [name for name in wanted if run.spec.datasets[name].holdout.value > 0]
-    for name in dict.fromkeys((*run.training, *held_out)):
-        parts = ["training"] * (name in run.training) + ["hold-out"] * (name in held_out)
-        task = task_of(run.spec, name)
+    wanted = [
+        name
+        for name in dict.fromkeys((*resolved.training, *evaluated(resolved.spec)))
+        if is_measured(resolved.spec, name)
+    ]
+    held_out = [name for name in wanted if resolved.spec.datasets[name].holdout.value > 0]
+    for name in dict.fromkeys((*resolved.training, *held_out)):
+        parts = ["training"] * (name in resolved.training) + ["hold-out"] * (name in held_out)
+        task = task_of(resolved.spec, name)
         own = {"task": task} if task is not None and loss.reference == INITIAL else {}
         of = {"training": f"of {name}", "hold-out": f"of what {name} holds out"}[parts[0]]
         of += " and of what it holds out" if len(parts) > 1 else ""
@@ -260,7 +272,7 @@ def add_references(
             does,
             id=f"{OP}.{name}",
             args={"dataset": name, **args, **own, **({"parts": parts} if parts != ["training"] else {})},
-            axes=run.wide(*AXES),
+            axes=resolved.wide(*AXES),
             after=after,
         )
         found.append((id, "log-probabilities"))
@@ -275,7 +287,7 @@ def add_references(
                 does,
                 id=f"{OP}.{name}.mismatched",
                 args={"dataset": name, **args, **own, "parts": parts, "mismatched": True},
-                axes=run.wide(*AXES),
+                axes=resolved.wide(*AXES),
                 after=((id, "log-probabilities"),),
             )
             found.append((again, "log-probabilities"))
@@ -283,20 +295,20 @@ def add_references(
 
 
 @resumes(KEPT, "reference bytes")
-def _kept(graph: Builder, run: Resolved, reference: str, model: str) -> tuple[str, str]:
+def _kept(graph: Builder, resolved: Resolved, reference: str, model: str) -> tuple[str, str]:
     """Return the node that stores the reference's difference from the model, for completions."""
-    most = max(run.state_bytes(kept_tensors(run, own)) for own in run.parameters_by_pp)
+    most = max(resolved.state_bytes(kept_tensors(resolved, own)) for own in resolved.parameters_by_pp)
     whose = {INITIAL: "the weights that the run begins with", ADAPTER_OFF: "the model under the adapter"}[reference]
     does = f"the reference of completions is {whose}: {bytes_text(most)} that training changes are kept on a rank"
     args = {"reference": reference, "bytes": most}
-    id = graph.add("setup", KEPT, does, args=args, axes=run.wide(*AXES), after=((model, "model"),))
+    id = graph.add("setup", KEPT, does, args=args, axes=resolved.wide(*AXES), after=((model, "model"),))
     return id, "weights of the reference"
 
 
-def _cost(run: Resolved, estimates: Estimates) -> str:
+def _cost(resolved: Resolved, estimates: Estimates) -> str:
     """Return text on the cost of a forward of each row."""
-    sequence = run.batch.sequence
-    flops = int(forward_flops(run.architecture, sequence) * sequence)
+    sequence = resolved.batch.sequence
+    flops = int(forward_flops(resolved.architecture, sequence) * sequence)
     text = f"a forward of {flops_text(flops)} a row"
     if estimates.times is None:
         return text
@@ -308,9 +320,9 @@ WIDE_BYTES: Final = 4  # bytes of a number stored for a teacher
 
 
 @resumes("setup.tokenizer", "source")
-def add_tokenizer(graph: Builder, run: Resolved) -> str:
+def add_tokenizer(graph: Builder, resolved: Resolved) -> str:
     """Add the tokenizer's node; return its id."""
-    source = run.spec.tokenizer.source
+    source = resolved.spec.tokenizer.source
     kind = tokenizer_kind(source)
     args = {"source": kind.place(source)}
     return graph.add("setup", "setup.tokenizer", kind.does(source), args=args, after=("setup.bootstrap",))
@@ -323,30 +335,30 @@ def add_tokenizer(graph: Builder, run: Resolved) -> str:
     workers=stays("batch.workers", "others read"),
     again=learns("rollout.updates", "prompts are repeated this often from here on"),
 )
-def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) -> str:
+def add_data(graph: Builder, resolved: Resolved, estimates: Estimates, model: str) -> str:
     """Add the chain; return the id of the loader. model: the node after which the model has its first values."""
-    tokenizer = add_tokenizer(graph, run)
-    wanted = [*run.training, *(name for name in evaluated(run.spec) if name not in run.training)]
-    documents = [_dataset(graph, run, run.spec.datasets[name], tokenizer) for name in wanted]
-    documents = [_taught(graph, run, name, id) for name, id in zip(wanted, documents, strict=True)]
-    last = _chain(graph, run, tuple((id, "rows") for id in documents))
-    references = add_references(graph, run, estimates, model, last)
-    batch = run.batch
+    tokenizer = add_tokenizer(graph, resolved)
+    wanted = [*resolved.training, *(name for name in evaluated(resolved.spec) if name not in resolved.training)]
+    documents = [_dataset(graph, resolved, resolved.spec.datasets[name], tokenizer) for name in wanted]
+    documents = [_taught(graph, resolved, name, id) for name, id in zip(wanted, documents, strict=True)]
+    last = _chain(graph, resolved, tuple((id, "rows") for id in documents))
+    references = add_references(graph, resolved, estimates, model, last)
+    batch = resolved.batch
     args = {
-        "datasets": list(run.training),
+        "datasets": list(resolved.training),
         "micro": batch.micro,
         "accumulate": batch.accumulate,
         "rows": batch.rows,
         "sequence": batch.sequence,
-        "seed": run.spec.experiment.seed,
+        "seed": resolved.spec.experiment.seed,
         "steps": batch.steps,
         "epochs": batch.epochs,
-        "prefetch": run.spec.batch.prefetch,
-        "workers": run.spec.batch.workers if run.spec.batch.prefetch else 0,
+        "prefetch": resolved.spec.batch.prefetch,
+        "workers": resolved.spec.batch.workers if resolved.spec.batch.prefetch else 0,
     }
-    if tasks := sorted(run.spec.tasks):
-        args["task_of"] = [tasks.index(task_of(run.spec, name) or "") for name in run.training]
-    rollout = run.spec.rollout
+    if tasks := sorted(resolved.spec.tasks):
+        args["task_of"] = [tasks.index(task_of(resolved.spec, name) or "") for name in resolved.training]
+    rollout = resolved.spec.rollout
     if rollout is not None:
         args["prompts"] = True
         if rollout.updates > 1:
@@ -356,15 +368,15 @@ def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) ->
         if batch.ramp_tokens:
             args["ramp"]["tokens"] = True
     dealt = ""
-    if row_link(run.spec.collate).packing.balances:
+    if row_link(resolved.spec.collate).packing.balances:
         args["balance"] = True
         dealt = ", dealt so that attention costs them alike"
-    each = plural(batch.rows // run.layout.mesh.data_ranks, "row")
+    each = plural(batch.rows // resolved.layout.mesh.data_ranks, "row")
     tokens = f"{batch.tokens_per_step:,} tokens"
     drawn = "shuffle rows by seed"
-    if len(run.training) > 1:
-        by = "shares" if run.phases[0].passes is None else "epochs"
-        drawn = f"draw rows of {plural(len(run.training), 'dataset')} by their {by}, each shuffled by seed"
+    if len(resolved.training) > 1:
+        by = "shares" if resolved.phases[0].passes is None else "epochs"
+        drawn = f"draw rows of {plural(len(resolved.training), 'dataset')} by their {by}, each shuffled by seed"
     does = f"{drawn}; {plural(batch.rows, 'row')} a step = {tokens}, {each} a data rank{dealt}"
     if tasks:
         does += "; those of a task side by side in a microbatch"
@@ -374,35 +386,35 @@ def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) ->
         sizes = batch.row_sizes
         does += f"; {sizes.first:,} in the first step, growing evenly by {plural(sizes.grows_by, 'row')} "
         does += f"over {plural(batch.ramp, 'step')}"
-    axes = run.wide("replicate", "fsdp")
+    axes = resolved.wide("replicate", "fsdp")
     after = (*references, (last, "microbatches"))
     loader = graph.add("setup", "setup.loader", does, args=args, axes=axes, after=after)
-    add_prompts(graph, run, loader)
+    add_prompts(graph, resolved, loader)
     return loader
 
 
 @resumes(
     "setup.data", "dataset kind patterns options reads holdout oversized bad_records seed sequence align method group"
 )
-def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) -> str:
-    seed = run.spec.experiment.seed
-    link = row_link(run.spec.collate).settled(dataset.has_answers)
+def _dataset(graph: Builder, resolved: Resolved, dataset: Dataset, tokenizer: str) -> str:
+    seed = resolved.spec.experiment.seed
+    link = row_link(resolved.spec.collate).settled(dataset.has_answers)
     args: dict[str, Any] = {
         "dataset": dataset.name,
-        **source_args(dataset, seed, run.spec.loss),
+        **source_args(dataset, seed, resolved.spec.loss),
         "holdout": dataset.holdout.fraction,
         "oversized": dataset.long_documents if dataset.choices is None else "truncate_front",
         "bad_records": dataset.bad_records,
         "seed": seed,
-        "sequence": run.batch.sequence,
-        "align": run.align,
+        "sequence": resolved.batch.sequence,
+        "align": resolved.align,
         **_packing(link),
     }
     verb = "read token ids of" if dataset.source.records == "tokens" else "tokenize"
     form = form_text(args["reads"])
     does = f"{verb} {dataset.source.does()} once{f', {form}' if form else ''}"
     laid = "each document into a row" if link.packing.single else "documents into rows"
-    does += f", lay {laid} of {run.batch.sequence:,}"
+    does += f", lay {laid} of {resolved.batch.sequence:,}"
     if dataset.choices is not None:
         does += ", each choice with its question; the front of what is longer than a row is cut off"
     if dataset.has_pairs:
@@ -424,20 +436,20 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
     top=learns("loss.top", TEACHER),
     temperature=learns("loss.temperature", TEACHER),
 )
-def _taught(graph: Builder, run: Resolved, name: str, id: str) -> str:
+def _taught(graph: Builder, resolved: Resolved, name: str, id: str) -> str:
     """Add the teacher's probabilities for a dataset that is trained on or measured with them; return the node's id."""
-    teacher = run.spec.loss.learns_from
-    if teacher is None or teacher.live or not (name in run.training or is_measured(run.spec, name)):
+    teacher = resolved.spec.loss.learns_from
+    if teacher is None or teacher.live or not (name in resolved.training or is_measured(resolved.spec, name)):
         return id
     args = {
         "dataset": name,
         "folder": portable(teacher.folder),
         "top": teacher.top,
         "temperature": teacher.temperature,
-        "precision": run.formats.compute,
-        "sequence": run.batch.sequence,
+        "precision": resolved.formats.compute,
+        "sequence": resolved.batch.sequence,
     }
-    size = sum(each.width * WIDE_BYTES for each in run.spec.loss.wide.values())
+    size = sum(each.width * WIDE_BYTES for each in resolved.spec.loss.wide.values())
     does = f"read what `xtrain data teach` has stored of {teacher.folder}: of each token the {teacher.top} most "
     does += f"probable ones, and all others as one; {bytes_text(size)} a token of the dataset on disk"
     return graph.add("setup", "setup.teacher", does, id=f"setup.teacher.{name}", args=args, after=((id, "prepared"),))
@@ -455,14 +467,14 @@ def _packing(link: RowLink) -> dict[str, Any]:
 @resumes("collate.user", "module function digest arguments variables takes gives")
 @resumes("collate.shard", "ring ulysses")
 @resumes("collate.microbatches", "micro accumulate")
-def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) -> str:
-    batch = run.batch
+def _chain(graph: Builder, resolved: Resolved, after: tuple[tuple[str, str], ...]) -> str:
+    batch = resolved.batch
     last = ""
-    links = resolve_chain(run.spec, run.size("ring"), run.size("ulysses"))
+    links = resolve_chain(resolved.spec, resolved.size("ring"), resolved.size("ulysses"))
     for each, id in zip(links, node_ids(links), strict=True):
         link = planned(each, PlannedLink)
-        args, axes = link.args(run), link.axes(run)
-        last = graph.add("collate", link.op, link.does(run), id=id, args=args, axes=axes, after=after)
+        args, axes = link.args(resolved), link.axes(resolved)
+        last = graph.add("collate", link.op, link.does(resolved), id=id, args=args, axes=axes, after=after)
         after = ((last, link.gives),)
     rows = f"{plural(batch.micro, 'row')}, {count_text(batch.micro * batch.sequence)} tokens"
     return graph.add(

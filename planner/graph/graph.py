@@ -41,34 +41,38 @@ class Graph:
     proof: str
 
 
-def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Graph:
+def build_graph(resolved: Resolved, schedule: Schedule, estimates: Estimates) -> Graph:
     """Build the graph of a plan; disabled features have no node. Raises GraphError for a bug of the planner."""
     graph = Builder()
-    add_bootstrap(graph, run)
-    add_determinism(graph, run)
-    add_watch(graph, run)
-    model = add_model(graph, run, add_mesh(graph, run))
-    optimizer = stack_of(run.spec).wrap_optimizer(graph, run, _groups(graph, run, _optimizer(graph, run, model)))
-    averages = add_average(graph, run, model)
-    loader = add_data(graph, run, estimates, model)
-    scheduler = _scheduler(graph, run, optimizer, loader)
-    resume = _resume(graph, run, estimates, loader, optimizer, scheduler, averages, _alerts(graph, run, estimates))
-    last = add_trackers(graph, run.spec, _horizon(graph, run.spec, resume))
-    last = add_step(graph, run, last, estimates, schedule)
+    add_bootstrap(graph, resolved)
+    add_determinism(graph, resolved)
+    add_watch(graph, resolved)
+    model = add_model(graph, resolved, add_mesh(graph, resolved))
+    optimizer = stack_of(resolved.spec).wrap_optimizer(
+        graph, resolved, _groups(graph, resolved, _optimizer(graph, resolved, model))
+    )
+    averages = add_average(graph, resolved, model)
+    loader = add_data(graph, resolved, estimates, model)
+    scheduler = _scheduler(graph, resolved, optimizer, loader)
+    resume = _resume(
+        graph, resolved, estimates, loader, optimizer, scheduler, averages, _alerts(graph, resolved, estimates)
+    )
+    last = add_trackers(graph, resolved.spec, _horizon(graph, resolved.spec, resume))
+    last = add_step(graph, resolved, last, estimates, schedule)
     first_tick = len(graph.nodes)
-    publishes = run.spec.checkpoint.enabled and run.spec.checkpoint.model
-    actions = ActionNodes(graph, run, last)
+    publishes = resolved.spec.checkpoint.enabled and resolved.spec.checkpoint.model
+    actions = ActionNodes(graph, resolved, last)
     timeline = build_timeline(
         schedule,
-        run.batch,
-        run.phases,
+        resolved.batch,
+        resolved.phases,
         actions,
-        run.spec.launch,
-        bad_steps=on_nan(run.spec).limit,
+        resolved.spec.launch,
+        bad_steps=on_nan(resolved.spec).limit,
         publishes=publishes,
     )
-    timeline = evolve(timeline, commands=build_commands(run.spec, run.training, actions))
-    add_hooks(graph, run.spec, last)
+    timeline = evolve(timeline, commands=build_commands(resolved.spec, resolved.training, actions))
+    add_hooks(graph, resolved.spec, last)
     endings = (last, *(node.id for node in graph.nodes[first_tick:]))
     drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=endings)
     graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))
@@ -84,28 +88,29 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     threads=rounds("launch.threads", ORDER),
     **dict.fromkeys(("matmul", "small_products"), rounds("precision.matmul", "fp32 products are computed differently")),
 )
-def add_bootstrap(graph: Builder, run: Resolved) -> None:
-    launch, mesh = run.spec.launch, run.layout.mesh
-    groups = f", in {plural(run.size('replicate'), 'replica group')}" if run.stack.groups else ""
+def add_bootstrap(graph: Builder, resolved: Resolved) -> None:
+    launch, mesh = resolved.spec.launch, resolved.layout.mesh
+    groups = f", in {plural(resolved.size('replicate'), 'replica group')}" if resolved.stack.groups else ""
     args: dict[str, Any] = {
-        "seed": run.spec.experiment.seed,
-        "device": device_kind(run.spec),
+        "seed": resolved.spec.experiment.seed,
+        "device": device_kind(resolved.spec),
         "threads": None if isinstance(launch.threads, Auto) else launch.threads,
-        "matmul": run.spec.precision.matmul,
-        "axes": [[axis.name, axis.size] for axis in run.group_mesh.axes],
+        "matmul": resolved.spec.precision.matmul,
+        "axes": [[axis.name, axis.size] for axis in resolved.group_mesh.axes],
         "stop_deadline_seconds": launch.stop_deadline.value,
     }
     small = lazily = ""
-    if run.small_products:
+    if resolved.small_products:
         args["small_products"] = True
-        small = f"; products have at most {run.largest_product:,} multiply-adds, so fp32 ones are computed as `highest`"
+        small = f"; products have at most {resolved.largest_product:,} multiply-adds, so fp32 ones are computed as "
+        small += "`highest`"
     if mesh.world_size >= LAZY_FROM:
         args["lazily"] = True
         lazily = ", connected on the host as they first need each other"
     device = "cuda where there is one, else cpu" if args["device"] == "auto" else args["device"]
-    does = f"{plural(mesh.world_size, 'rank')} on {plural(run.layout.nodes, 'node')}{groups}, {device}, "
+    does = f"{plural(mesh.world_size, 'rank')} on {plural(resolved.layout.nodes, 'node')}{groups}, {device}, "
     does += f"seed {args['seed']}{lazily}{small}"
-    graph.add("setup", ROOT, does, args=args, axes=run.wide(*AXES))
+    graph.add("setup", ROOT, does, args=args, axes=resolved.wide(*AXES))
 
 
 # cuBLAS workspaces for deterministic results: eight of 4 MiB for every stream.
@@ -115,23 +120,23 @@ WORKSPACES: Final = ":4096:8"
 @resumes(
     "setup.deterministic", switch=True, workspaces=rounds("precision.deterministic", "other algorithms may compute")
 )
-def add_determinism(graph: Builder, run: Resolved) -> None:
-    if not run.spec.precision.deterministic:
+def add_determinism(graph: Builder, resolved: Resolved) -> None:
+    if not resolved.spec.precision.deterministic:
         return
     does = "let torch choose algorithms alone that give the same numbers each time, and fail where it has none"
-    if device_kind(run.spec) != "cpu":
+    if device_kind(resolved.spec) != "cpu":
         does += f"; matrix products on CUDA with workspaces {WORKSPACES}"
     graph.add("setup", "setup.deterministic", does, args={"workspaces": WORKSPACES}, after=(ROOT,))
 
 
 @resumes("setup.watch", harmless="stuck_seconds=fault_tolerance.stuck")
-def add_watch(graph: Builder, run: Resolved) -> None:
-    stuck = run.spec.fault_tolerance.stuck
+def add_watch(graph: Builder, resolved: Resolved) -> None:
+    stuck = resolved.spec.fault_tolerance.stuck
     seconds = None if stuck is None else stuck.value
     does = "tell of every rank's progress about once a second"
     if seconds is not None:
         does += f"; where none is made for {seconds_text(seconds)}, name the ranks that the others wait for, and end"
-    graph.add("setup", "setup.watch", does, args={"stuck_seconds": seconds}, axes=run.wide(*AXES), after=(ROOT,))
+    graph.add("setup", "setup.watch", does, args={"stuck_seconds": seconds}, axes=resolved.wide(*AXES), after=(ROOT,))
 
 
 @resumes(
@@ -140,24 +145,24 @@ def add_watch(graph: Builder, run: Resolved) -> None:
     "disk_share=alerts.disk disk_most_bytes=alerts.disk disk_bytes=alerts.disk checkpoint_bytes=alerts.disk "
     "stalled_seconds=alerts.stalled",
 )
-def _alerts(graph: Builder, run: Resolved, estimates: Estimates) -> str:
-    args = alert_args(run.spec, estimates)
-    return graph.add("setup", "setup.alerts", alert_text(run.spec, args), args=args, after=("setup.watch",))
+def _alerts(graph: Builder, resolved: Resolved, estimates: Estimates) -> str:
+    args = alert_args(resolved.spec, estimates)
+    return graph.add("setup", "setup.alerts", alert_text(resolved.spec, args), args=args, after=("setup.watch",))
 
 
 @resumes("setup.mesh", "axes expert_axes shard_axes")
-def add_mesh(graph: Builder, run: Resolved) -> str:
-    mesh = run.group_mesh
+def add_mesh(graph: Builder, resolved: Resolved) -> str:
+    mesh = resolved.group_mesh
     args: dict[str, Any] = {
         "axes": [[axis.name, axis.size] for axis in mesh.axes],
         "expert_axes": [[axis.name, axis.size] for axis in mesh.expert_axes],
-        "shard_axes": list(run.shard_axes),
+        "shard_axes": list(resolved.shard_axes),
     }
     wide = tuple(axis.name for axis in mesh.axes if axis.size > 1)
-    experts = run.wide("ep_fsdp", "ep") if run.architecture.is_moe else ()
-    does = f"groups of ranks along {run.product(wide)}" if wide else "one rank, no groups"
+    experts = resolved.wide("ep_fsdp", "ep") if resolved.architecture.is_moe else ()
+    does = f"groups of ranks along {resolved.product(wide)}" if wide else "one rank, no groups"
     if experts:
-        does += f"; for experts {run.product(experts)}"
+        does += f"; for experts {resolved.product(experts)}"
     return graph.add("setup", "setup.mesh", does, args=args, axes=wide, after=(ROOT,))
 
 
@@ -177,27 +182,27 @@ def _group_rules(args: Mapping[str, Any]) -> Rules:
 
 @resumes("setup.stack_optimizer")
 @resumes("setup.optimizer", by=_optimizer_rules)
-def _optimizer(graph: Builder, run: Resolved, model: str) -> str:
-    chosen = run.spec.optimizer
-    does = chosen.does(run.formats.params)
-    return graph.add("setup", "setup.optimizer", does, args=dict(run.groups.main), after=((model, "model"),))
+def _optimizer(graph: Builder, resolved: Resolved, model: str) -> str:
+    chosen = resolved.spec.optimizer
+    does = chosen.does(resolved.formats.params)
+    return graph.add("setup", "setup.optimizer", does, args=dict(resolved.groups.main), after=((model, "model"),))
 
 
 @resumes(OP, switch=True, by=_group_rules)
-def _groups(graph: Builder, run: Resolved, last: str) -> str:
+def _groups(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the nodes of parameter groups and tasks; return the id of the last one."""
-    texts = [group_text(run, group) for group in run.spec.groups.values()]
-    texts += [task_text(run, task) for task in run.spec.tasks]
-    for does, args in zip(texts, run.groups.groups, strict=True):
+    texts = [group_text(resolved, group) for group in resolved.spec.groups.values()]
+    texts += [task_text(resolved, task) for task in resolved.spec.tasks]
+    for does, args in zip(texts, resolved.groups.groups, strict=True):
         name = name_of(args).replace(" ", ".")
         last = graph.add("setup", OP, does, id=f"{OP}.{name}", args=dict(args), after=((last, "optimizer"),))
     return last
 
 
 @resumes("setup.scheduler", by=dict.fromkeys)  # the curve is compared as a whole
-def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> str:
+def _scheduler(graph: Builder, resolved: Resolved, optimizer: str, loader: str) -> str:
     """Add the schedule after the loader, which knows the number of steps if the budget depends on the data."""
-    args = scheduler_args(run.spec, run.batch)
+    args = scheduler_args(resolved.spec, resolved.batch)
     does = f"{args['kind']}, peak {args['lr']:g}"
     if "user" in args:
         does += f", times what {args['kind']} of {args['user']['module']} gives for each step"
@@ -213,7 +218,7 @@ def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> st
 @resumes("setup.schedule_cache", "counts")
 def _resume(
     graph: Builder,
-    run: Resolved,
+    resolved: Resolved,
     estimates: Estimates,
     loader: str,
     optimizer: str,
@@ -222,11 +227,11 @@ def _resume(
     alerts: str,
 ) -> str:
     """Add the last node of the setup, which restores everything that has state."""
-    given = run.spec.cluster.flops
+    given = resolved.spec.cluster.flops
     args = {"peak_flops": None if isinstance(given, Auto) else given}
     does = "count steps, seconds and tokens from here on; say how long the run will take once 3 s of steps are measured"
     observe = graph.add("setup", "setup.observe", does, args=args, after=(ROOT,))
-    several = run.spec.rollout is not None and run.spec.rollout.steps > 1
+    several = resolved.spec.rollout is not None and resolved.spec.rollout.steps > 1
     before: list[str | tuple[str, str]] = [
         (loader, "loader"),
         *([(COMPLETIONS, "completions")] if several else []),
@@ -236,8 +241,8 @@ def _resume(
         observe,
         alerts,
     ]
-    if run.size("pp") > 1:
-        counts = [*run.batch.microbatches]
+    if resolved.size("pp") > 1:
+        counts = [*resolved.batch.microbatches]
         numbers = f"each of {len(counts)} numbers of microbatches, {counts[0]} to {counts[-1]}"
         numbers = numbers if len(counts) > 1 else plural(counts[0], "microbatch")
         does = f"lay out the schedule for {numbers} and let stages agree on shapes"
@@ -245,7 +250,7 @@ def _resume(
         before.append(
             graph.add("setup", "setup.schedule_cache", does, args={"counts": counts}, axes=("pp",), after=after)
         )
-    return add_resume(graph, run, estimates, tuple(before))
+    return add_resume(graph, resolved, estimates, tuple(before))
 
 
 @resumes("setup.horizon")
@@ -289,20 +294,20 @@ def build_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) ->
     return stop, *commands, Command(name="pause", nodes=(pause,)), Command(name="resume", nodes=())
 
 
-def task_text(run: "Resolved", task: str) -> str:
+def task_text(resolved: "Resolved", task: str) -> str:
     """Return text on the parameters of a task and their optimizer."""
-    own = optimizer_of(run.spec, task)
-    meant = [each for each in run.inventory.tensors if each.task == task]
-    size, reads = count_text(sum(each.size for each in meant)), ", ".join(run.spec.tasks[task].reads)
-    does = f"{own.does(run.formats.params)}, peak {own.lr:g}"
+    own = optimizer_of(resolved.spec, task)
+    meant = [each for each in resolved.inventory.tensors if each.task == task]
+    size, reads = count_text(sum(each.size for each in meant)), ", ".join(resolved.spec.tasks[task].reads)
+    does = f"{own.does(resolved.formats.params)}, peak {own.lr:g}"
     return f"{plural(len(meant), 'tensor')}, {size} parameters, on {reads}: {does}"
 
 
-def group_text(run: "Resolved", group: ParameterGroup) -> str:
+def group_text(resolved: "Resolved", group: ParameterGroup) -> str:
     """Return text on the parameters of a group and the settings that it changes."""
-    meant = [each for each in run.inventory.tensors if each.trained and covers(group.name, each.name)]
+    meant = [each for each in resolved.inventory.tensors if each.trained and covers(group.name, each.name)]
     size, own = count_text(sum(each.size for each in meant)), group.optimizer
-    parts = [] if own is None else [own.does(run.formats.params), f"peak {own.lr:g}"]
+    parts = [] if own is None else [own.does(resolved.formats.params), f"peak {own.lr:g}"]
     if group.lr_scale != 1.0:
         parts.append(f"learning rate × {group.lr_scale:g}")
     if group.weight_decay is not None:

@@ -115,9 +115,9 @@ _INIT_STD: Final = learns("model.init_std", INITIAL)
 MOST_MODULES: Final = 8  # modules named in a node's description
 
 
-def add_model(graph: Builder, run: Resolved, after: str) -> str:
+def add_model(graph: Builder, resolved: Resolved, after: str) -> str:
     """Add the nodes that build the model; return the id of the last one, after which it holds its initial weights."""
-    last = _temperature(graph, run, _loss(graph, run, _build(graph, run, after)))
+    last = _temperature(graph, resolved, _loss(graph, resolved, _build(graph, resolved, after)))
     for part in (
         _further,
         _tasks,
@@ -131,13 +131,13 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
         _async_tensor_parallel,
         _compile,
     ):
-        last = part(graph, run, last)
-    last = add_pipeline(graph, run, stack_of(run.spec).shard(graph, run, last))
-    teacher = add_teacher_model(graph, run, last)
-    last = add_base(graph, run, add_pretrained(graph, run, _weights(graph, run, last)))
-    last = _embedding_noise(graph, run, _dropout(graph, run, _adapter(graph, run, last)))
-    add_teacher_weights(graph, run, teacher, last)
-    return stack_of(run.spec).wrap(graph, run, last)
+        last = part(graph, resolved, last)
+    last = add_pipeline(graph, resolved, stack_of(resolved.spec).shard(graph, resolved, last))
+    teacher = add_teacher_model(graph, resolved, last)
+    last = add_base(graph, resolved, add_pretrained(graph, resolved, _weights(graph, resolved, last)))
+    last = _embedding_noise(graph, resolved, _dropout(graph, resolved, _adapter(graph, resolved, last)))
+    add_teacher_weights(graph, resolved, teacher, last)
+    return stack_of(resolved.spec).wrap(graph, resolved, last)
 
 
 def _adapter_rules(args: Mapping[str, Any]) -> Rules:
@@ -148,28 +148,32 @@ def _adapter_rules(args: Mapping[str, Any]) -> Rules:
 
 @resumes("setup.decompose", "matrices")
 @resumes("setup.adapter", by=_adapter_rules)
-def _adapter(graph: Builder, run: Resolved, last: str) -> str:
+def _adapter(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the initial values of adapters, after the initial values of the model under them."""
-    adapter = run.architecture.adapter
-    if adapter is None or run.spec.serve is not None:  # a server draws them when clients request them
+    adapter = resolved.architecture.adapter
+    if adapter is None or resolved.spec.serve is not None:  # a server draws them when clients request them
         return last
     if isinstance(adapter, TaskAdapters):
         for task, each in adapter.tasks.items():
-            if task in run.adapter_files:
-                last = _read_adapter(graph, run, last, task)
+            if task in resolved.adapter_files:
+                last = _read_adapter(graph, resolved, last, task)
                 continue
-            args = {"kind": each.kind, "seed": run.spec.experiment.seed, "task": task, **each.args()}
+            args = {"kind": each.kind, "seed": resolved.spec.experiment.seed, "task": task, **each.args()}
             does = f"of task {task}: {each.does()}"
             id, after = f"setup.adapter.{task}", ((last, "model"),)
             last = graph.add("setup", "setup.adapter", does, id=id, args=args, after=after)
         return last
-    if run.adapter_files:
-        return _read_adapter(graph, run, last)
+    if resolved.adapter_files:
+        return _read_adapter(graph, resolved, last)
     if adapter.decomposes:
-        args: dict[str, Any] = {"matrices": len({tensor.adapter for tensor in run.inventory.tensors if tensor.begun})}
+        args: dict[str, Any] = {
+            "matrices": len({tensor.adapter for tensor in resolved.inventory.tensors if tensor.begun})
+        }
         does = f"{adapter.does()}; where the run goes on they are read from its own checkpoint"
-        return graph.add("setup", "setup.decompose", does, args=args, axes=run.wide(*AXES), after=((last, "model"),))
-    args = {"kind": adapter.kind, "seed": run.spec.experiment.seed, **adapter.args()}
+        return graph.add(
+            "setup", "setup.decompose", does, args=args, axes=resolved.wide(*AXES), after=((last, "model"),)
+        )
+    args = {"kind": adapter.kind, "seed": resolved.spec.experiment.seed, **adapter.args()}
     return graph.add("setup", "setup.adapter", adapter.does(), args=args, after=((last, "model"),))
 
 
@@ -180,9 +184,9 @@ def _adapter_file_rules(args: Mapping[str, Any]) -> Rules:
 
 
 @resumes("setup.read_adapter", by=_adapter_file_rules)
-def _read_adapter(graph: Builder, run: Resolved, last: str, task: str = "") -> str:
+def _read_adapter(graph: Builder, resolved: Resolved, last: str, task: str = "") -> str:
     """Add the node that reads an adapter saved by PEFT. task: its task, if there are several."""
-    files = run.adapter_files[task]
+    files = resolved.adapter_files[task]
     does = f"of task {task}: " if task else ""
     does += f"read the adapter of {files.folder}: {plural(len(files.files.tensors), 'tensor')}, each rank its own "
     does += "pieces; where the run goes on they are read from its own checkpoint"
@@ -194,14 +198,14 @@ def _read_adapter(graph: Builder, run: Resolved, last: str, task: str = "") -> s
 
 
 @resumes("setup.dropout", "seed matrices", share=learns("adapter.dropout", "another share is dropped from here on"))
-def _dropout(graph: Builder, run: Resolved, last: str) -> str:
-    adapter = run.architecture.adapter
+def _dropout(graph: Builder, resolved: Resolved, last: str) -> str:
+    adapter = resolved.architecture.adapter
     if adapter is None or not adapter.drops:
         return last
-    matrices, share = len({tensor.adapter for tensor in run.inventory.tensors} - {""}), adapter.drops
+    matrices, share = len({tensor.adapter for tensor in resolved.inventory.tensors} - {""}), adapter.drops
     does = f"drop {share:.3g} of what goes into the adapters of {plural(matrices, 'matrix')}, and divide the rest by "
     does += f"{1 - share:.3g}; drawn from the seed, the row's number in the run, position, matrix and feature"
-    args = {"seed": run.spec.experiment.seed, "share": share, "matrices": matrices}
+    args = {"seed": resolved.spec.experiment.seed, "share": share, "matrices": matrices}
     return graph.add("setup", "setup.dropout", does, args=args, after=((last, "model"),))
 
 
@@ -211,15 +215,15 @@ def _dropout(graph: Builder, run: Resolved, last: str) -> str:
     switch=True,
     most=learns("batch.neftune", "noise of another size is added from here on"),
 )
-def _embedding_noise(graph: Builder, run: Resolved, last: str) -> str:
-    noise = run.spec.batch.neftune
+def _embedding_noise(graph: Builder, resolved: Resolved, last: str) -> str:
+    noise = resolved.spec.batch.neftune
     if not noise:
         return last
-    most = noise / math.sqrt(run.batch.sequence * run.architecture.dim)
+    most = noise / math.sqrt(resolved.batch.sequence * resolved.architecture.dim)
     does = f"add to every number of the embeddings in training an even random one of up to {most:.3g} = {noise:g} / "
-    does += f"√({run.batch.sequence:,} · {run.architecture.dim:,}); drawn from the seed, the row's number in the run, "
-    does += "position and feature"
-    args = {"seed": run.spec.experiment.seed, "most": most}
+    does += f"√({resolved.batch.sequence:,} · {resolved.architecture.dim:,}); drawn from the seed, the row's number in "
+    does += "the run, position and feature"
+    args = {"seed": resolved.spec.experiment.seed, "most": most}
     return graph.add("setup", "setup.embedding_noise", does, args=args, after=((last, "model"),))
 
 
@@ -232,40 +236,42 @@ def _embedding_noise(graph: Builder, run: Resolved, last: str) -> str:
         ("folder", "repo", "revision"), Rule("model.folder", "none", "it is only read at the start of a run")
     ),
 )
-def _weights(graph: Builder, run: Resolved, last: str) -> str:
-    args: dict[str, Any] = {"offload": run.spec.parallel.fsdp.offload}
-    files = run.weights
+def _weights(graph: Builder, resolved: Resolved, last: str) -> str:
+    args: dict[str, Any] = {"offload": resolved.spec.parallel.fsdp.offload}
+    files = resolved.weights
     if files is None:
-        args = {"seed": run.spec.experiment.seed, "init_std": run.architecture.init_std, **args}
-        does = f"draw weights, normal with deviation {run.architecture.init_std:g}, each from its name and the seed"
+        args = {"seed": resolved.spec.experiment.seed, "init_std": resolved.architecture.init_std, **args}
+        does = (
+            f"draw weights, normal with deviation {resolved.architecture.init_std:g}, each from its name and the seed"
+        )
         return graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
     last = graph.add("setup", "setup.weights", "give memory to all parameters", args=args, after=((last, "model"),))
     formats = ", ".join(LOADED[each] for each in files.formats if each in LOADED)
     size = bytes_text(sum(tensor.bytes for tensor in files.tensors.values()))
-    folder = run.spec.model.folder
+    folder = resolved.spec.model.folder
     assert folder is not None
     does = f"read weights of {folder}: {plural(len(files.files), 'file')} with {size} of {formats}, each "
     does += "rank its own pieces"
-    if run.cuts.base is not None:
+    if resolved.cuts.base is not None:
         does += " and all of each matrix that it has a quantised piece of"
     does += "; where the run goes on they are read from its own checkpoint"
     # The plan does not depend on the location of a machine's cache, in which ranks find the snapshot again.
     where = {"repo": folder.repo, "revision": folder.revision} if folder.repo else {"folder": folder.path}
     args = {**where, "digest": files.digest}
-    if (new := run.architecture.vocab - stored_rows(run.architecture, files)) > 0:
+    if (new := resolved.architecture.vocab - stored_rows(resolved.architecture, files)) > 0:
         does += f"; {plural(new, 'row')} of embedding and head that they do not have begin as the mean of the others"
         args["grows"] = True
-    return _head(graph, run, graph.add("setup", "setup.read_weights", does, args=args, after=((last, "model"),)))
+    return _head(graph, resolved, graph.add("setup", "setup.read_weights", does, args=args, after=((last, "model"),)))
 
 
 @resumes("setup.head", "seed", init_std=_INIT_STD)
-def _head(graph: Builder, run: Resolved, last: str) -> str:
+def _head(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the initial values of a reward head on the weights of a language model."""
-    arch, files = run.architecture, run.weights
+    arch, files = resolved.architecture, resolved.weights
     if files is None or not draws_head(arch, files):
         return last
     does = f"draw the head of rewards, {arch.dim:,} numbers, normal with deviation {arch.init_std:g}, from the seed"
-    args = {"seed": run.spec.experiment.seed, "init_std": arch.init_std}
+    args = {"seed": resolved.spec.experiment.seed, "init_std": arch.init_std}
     return graph.add("setup", "setup.head", does, args=args, after=((last, "model"),))
 
 
@@ -277,22 +283,22 @@ def _head(graph: Builder, run: Resolved, last: str) -> str:
     z_loss=learns("loss.z_loss", "the loss uses the new weight from here on"),
     chunk_bytes=rounds("loss.chunk", ORDER),
 )
-def _build(graph: Builder, run: Resolved, after: str) -> str:
-    arch, spec, pipeline = run.architecture, run.spec, run.pipeline
+def _build(graph: Builder, resolved: Resolved, after: str) -> str:
+    arch, spec, pipeline = resolved.architecture, resolved.spec, resolved.pipeline
     args: dict[str, Any] = {
         "architecture": arch.to_json(),
-        "attention": attention_kernels(run),
-        "pointwise": pointwise_kernels(run),
-        "params": run.formats.params,
+        "attention": attention_kernels(resolved),
+        "pointwise": pointwise_kernels(resolved),
+        "params": resolved.formats.params,
         **_logits(spec.loss),
         "stages": [list(span) for span in pipeline.spans],
         "owners": [list(stages) for stages in pipeline.owners],
     }
     if arch.is_moe:
-        args["rows"] = run.batch.rows
-    size = f"{count_text(run.inventory.total)} parameters"
+        args["rows"] = resolved.batch.rows
+    size = f"{count_text(resolved.inventory.total)} parameters"
     if arch.is_moe:
-        size += f", {count_text(run.inventory.active)} active"
+        size += f", {count_text(resolved.inventory.active)} active"
     does = f"{arch.title}: {plural(arch.blocks, 'block')} of width {arch.dim}, {size}"
     if arch.mtp:
         does += f", {plural(arch.mtp, 'module')} behind them that predict further tokens"
@@ -301,10 +307,10 @@ def _build(graph: Builder, run: Resolved, after: str) -> str:
         does += f"; on a CPU attention takes {QUERIES} queries of a row at a time{slower}"
     if args["pointwise"]["cpu"] == "fused" and device_kind(spec) != "cuda":
         does += "; on a CPU norms, rotations and SwiGLU are one pass each"
-    if run.size("pp") > 1:
+    if resolved.size("pp") > 1:
         does += f"; a rank builds its {_range_text(pipeline.blocks())}"
     does += ", with a head of rewards" if arch.head == "reward" else ""
-    does += f", {run.formats.params}, on the meta device"
+    does += f", {resolved.formats.params}, on the meta device"
     return graph.add("setup", "setup.build_model", does, args=args, after=((after, "meshes"),))
 
 
@@ -316,9 +322,9 @@ def _logits(loss: Loss) -> dict[str, Any]:
 
 
 @resumes("setup.loss", by=dict.fromkeys)  # the loss is compared as a whole
-def _loss(graph: Builder, run: Resolved, last: str) -> str:
+def _loss(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the loss if it is not the model's own cross-entropy."""
-    chosen = run.spec.loss
+    chosen = resolved.spec.loss
     if chosen.plain:
         return last
     args = {"kind": chosen.kind, **chosen.args()}
@@ -326,9 +332,9 @@ def _loss(graph: Builder, run: Resolved, last: str) -> str:
 
 
 @resumes("setup.temperature", "temperature")
-def _temperature(graph: Builder, run: Resolved, last: str) -> str:
+def _temperature(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the temperature, so that losses use the distribution that completions are drawn from."""
-    rollout = run.spec.rollout
+    rollout = resolved.spec.rollout
     if rollout is None or rollout.temperature == 1:
         return last
     args = {"temperature": rollout.temperature}
@@ -337,9 +343,9 @@ def _temperature(graph: Builder, run: Resolved, last: str) -> str:
 
 
 @resumes("setup.mtp", "modules", weight=learns("model.mtp_weight", "further tokens count by it from here on"))
-def _further(graph: Builder, run: Resolved, last: str) -> str:
+def _further(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the node of modules that predict further tokens."""
-    mtp, weight = run.architecture.mtp, run.spec.model.mtp_weight
+    mtp, weight = resolved.architecture.mtp, resolved.spec.model.mtp_weight
     if not mtp:
         return last
     which = "the token behind the next one" if mtp == 1 else f"the tokens 2 to {mtp + 1} ahead"
@@ -356,10 +362,10 @@ def _range_text(counts: list[int]) -> str:
 
 
 @resumes("setup.tasks", tasks=learns("task", "adapters are trained on other datasets"))
-def _tasks(graph: Builder, run: Resolved, last: str) -> str:
+def _tasks(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the assignment of rows to adapters."""
-    tasks = run.spec.tasks
-    if not tasks or run.spec.serve is not None:  # clients name the adapter of their rows
+    tasks = resolved.spec.tasks
+    if not tasks or resolved.spec.serve is not None:  # clients name the adapter of their rows
         return last
     each = "; ".join(f"{name} on {', '.join(task.reads)}" for name, task in tasks.items())
     args = {"tasks": {name: list(task.reads) for name, task in tasks.items()}}
@@ -368,8 +374,8 @@ def _tasks(graph: Builder, run: Resolved, last: str) -> str:
 
 
 @resumes("setup.freeze", "parameters format")
-def _freeze(graph: Builder, run: Resolved, last: str) -> str:
-    inventory = run.inventory
+def _freeze(graph: Builder, resolved: Resolved, last: str) -> str:
+    inventory = resolved.inventory
     if inventory.trained == inventory.total:
         return last
     names = [each.name for each in modules_of(inventory, trained=False)]
@@ -377,46 +383,51 @@ def _freeze(graph: Builder, run: Resolved, last: str) -> str:
     shown += f" and {len(names) - MOST_MODULES} more" if len(names) > MOST_MODULES else ""
     frozen = inventory.total - inventory.trained
     does = f"no gradients and no state of the optimizer for {count_text(frozen)} parameters: {shown}"
-    if run.formats.frozen != run.formats.params:
-        does += f"; kept in {run.formats.frozen}"
-    args = {"parameters": frozen, "format": run.formats.frozen}
+    if resolved.formats.frozen != resolved.formats.params:
+        does += f"; kept in {resolved.formats.frozen}"
+    args = {"parameters": frozen, "format": resolved.formats.frozen}
     return graph.add("setup", "setup.freeze", does, args=args, after=((last, "model"),))
 
 
 @resumes("setup.quantise", "base matrices")
-def _quantise(graph: Builder, run: Resolved, last: str) -> str:
-    base = run.cuts.base
+def _quantise(graph: Builder, resolved: Resolved, last: str) -> str:
+    base = resolved.cuts.base
     if base is None:
         return last
-    own = [each for each in run.inventory.tensors if each.quantised]
+    own = [each for each in resolved.inventory.tensors if each.quantised]
     size, numbers = sum(quantised_bytes(base, each.shape) for each in own), sum(each.size for each in own)
-    before = bytes_text(BYTES[run.formats.frozen] * numbers)
+    before = bytes_text(BYTES[resolved.formats.frozen] * numbers)
     does = (
         f"store {plural(len(own), 'matrix')} that are not trained, {count_text(numbers)} numbers, as {base.words()}: "
     )
-    does += f"{bytes_text(size)} in place of {before}; computed in {run.formats.compute} for each product, and again "
+    does += (
+        f"{bytes_text(size)} in place of {before}; computed in {resolved.formats.compute} for each product, and again "
+    )
     does += "in the backward"
     args = {"base": base.args(), "matrices": len(own)}
     return graph.add("setup", "setup.quantise", does, args=args, after=((last, "model"),))
 
 
 @resumes("setup.float8", "recipe matrices")
-def _float8(graph: Builder, run: Resolved, last: str) -> str:
-    fp8, matrices = run.formats.fp8, run.fp8_matrices
+def _float8(graph: Builder, resolved: Resolved, last: str) -> str:
+    fp8, matrices = resolved.formats.fp8, resolved.fp8_matrices
     if fp8 is None:
         return last
     recipe, count = fp8.chosen, sum(map(len, matrices.values()))
     args = {"recipe": fp8.recipe, "matrices": {name: list(layers) for name, layers in matrices.items()}}
-    does = f"multiply {plural(count, 'matrix')} of blocks, {count_text(matrix_numbers(run.architecture, matrices))} "
+    does = (
+        f"multiply {plural(count, 'matrix')} of blocks, {count_text(matrix_numbers(resolved.architecture, matrices))} "
+    )
     does += f"numbers, in fp8: {recipe.about}; all else in {fp8.rest}"
     others = [
-        f"`{name}`, {width} wide" for name, width in uneven_matrices(run.architecture, run.size("tp"), fp8).items()
+        f"`{name}`, {width} wide"
+        for name, width in uneven_matrices(resolved.architecture, resolved.size("tp"), fp8).items()
     ]
-    others = ["experts"] * run.architecture.is_moe + others
+    others = ["experts"] * resolved.architecture.is_moe + others
     does += f", as are {' and '.join(others)}" if others else ""
-    axes = run.wide(*(("ring", "ulysses") if recipe.scales_over_tokens else ()), "tp")
+    axes = resolved.wide(*(("ring", "ulysses") if recipe.scales_over_tokens else ()), "tp")
     does += f"; ranks of {' · '.join(axes)} share scales" if axes else ""
-    kind = device_kind(run.spec)
+    kind = device_kind(resolved.spec)
     does += {"cpu": "; emulated on a CPU", "auto": "; by the kernels of cuda, emulated on a CPU"}.get(kind, "")
     return graph.add("setup", "setup.float8", does, args=args, axes=axes, after=((last, "model"),))
 
@@ -427,24 +438,24 @@ def _float8(graph: Builder, run: Resolved, last: str) -> str:
     switch=True,
     **dict.fromkeys(("mode", "every", "save"), rounds("activation", "the same operations, some of them recomputed")),
 )
-def _activation(graph: Builder, run: Resolved, last: str) -> str:
-    chosen = run.spec.activation
+def _activation(graph: Builder, resolved: Resolved, last: str) -> str:
+    chosen = resolved.spec.activation
     if chosen.mode == "none":
         return last
-    save = list(resolve_save(run)) if chosen.mode == "selective" else []
-    args = {"mode": chosen.mode, "every": chosen.every, "save": save, "pattern": BLOCKS, "matches": run.recomputed}
+    save = list(resolve_save(resolved)) if chosen.mode == "selective" else []
+    args = {"mode": chosen.mode, "every": chosen.every, "save": save, "pattern": BLOCKS, "matches": resolved.recomputed}
     saved = f"all but {', '.join(save)}" if save else "keep what goes in"
-    again = sum((layer + 1) % chosen.every == 0 for kind in run.kinds if kind.runs_back for layer in kind.layers)
-    does = f"compute {again} of {plural(run.architecture.layers, 'block')} again in the backward: {saved}"
+    again = sum((layer + 1) % chosen.every == 0 for kind in resolved.kinds if kind.runs_back for layer in kind.layers)
+    does = f"compute {again} of {plural(resolved.architecture.layers, 'block')} again in the backward: {saved}"
     return graph.add("setup", "setup.activation", does, args=args, after=((last, "model"),))
 
 
 @resumes("setup.routing_replay", "matches")
-def _routing_replay(graph: Builder, run: Resolved, last: str) -> str:
-    if run.spec.activation.mode == "none" or run.layout.ep == 1:
+def _routing_replay(graph: Builder, resolved: Resolved, last: str) -> str:
+    if resolved.spec.activation.mode == "none" or resolved.layout.ep == 1:
         return last
-    every = run.spec.activation.every
-    matches = run.matches([layer for layer in run.architecture.expert_layers if (layer + 1) % every == 0])
+    every = resolved.spec.activation.every
+    matches = resolved.matches([layer for layer in resolved.architecture.expert_layers if (layer + 1) % every == 0])
     if not any(matches):  # only blocks without experts are recomputed
         return last
     args = {"matches": matches}
@@ -459,14 +470,14 @@ def _routing_replay(graph: Builder, run: Resolved, last: str) -> str:
     switch=True,
     positions=rounds("activation.tile_mlp", "gradients of feed-forward matrices are summed piece by piece"),
 )
-def _tile_mlp(graph: Builder, run: Resolved, last: str) -> str:
-    tile, layers = run.tile, run.tiled
+def _tile_mlp(graph: Builder, resolved: Resolved, last: str) -> str:
+    tile, layers = resolved.tile, resolved.tiled
     if tile is None or not layers:
         return last
-    pieces = -(-run.positions // tile)
+    pieces = -(-resolved.positions // tile)
     does = f"compute the feed-forward layers of {plural(len(layers), 'block')} in {pieces} pieces of {tile:,} "
     does += "positions, each again in the backward"
-    args = {"positions": tile, "pattern": BLOCKS, "matches": run.matches(layers)}
+    args = {"positions": tile, "pattern": BLOCKS, "matches": resolved.matches(layers)}
     return graph.add("setup", "setup.tile_mlp", does, args=args, after=((last, "model"),))
 
 
@@ -475,8 +486,8 @@ COMPILE_MODES: Final = {"default": "default", "max_autotune": "max-autotune-no-c
 
 
 @resumes("setup.async_tp")
-def _async_tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
-    if not run.async_tp:
+def _async_tensor_parallel(graph: Builder, resolved: Resolved, last: str) -> str:
+    if not resolved.async_tp:
         return last
     does = "let torch.compile multiply what tp gathers, and what it sums, piece by piece while the pieces travel"
     return graph.add("setup", "setup.async_tp", does, axes=("tp",), after=((last, "model"),))
@@ -485,10 +496,12 @@ def _async_tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
 @resumes(
     "setup.compile", "pattern matches", switch=True, mode=rounds("compile.mode", "compiled blocks round differently")
 )
-def _compile(graph: Builder, run: Resolved, last: str) -> str:
-    mode = run.spec.compile.mode
+def _compile(graph: Builder, resolved: Resolved, last: str) -> str:
+    mode = resolved.spec.compile.mode
     if mode == "none":
         return last
-    args = {"mode": COMPILE_MODES[mode], "pattern": BLOCKS, "matches": run.pipeline.blocks()}
-    does = f"torch.compile of {plural(run.architecture.layers, 'block')}, each by itself; compiled in the first step"
+    args = {"mode": COMPILE_MODES[mode], "pattern": BLOCKS, "matches": resolved.pipeline.blocks()}
+    does = (
+        f"torch.compile of {plural(resolved.architecture.layers, 'block')}, each by itself; compiled in the first step"
+    )
     return graph.add("setup", "setup.compile", does, args=args, after=((last, "model"),))

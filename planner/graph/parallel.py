@@ -26,12 +26,13 @@ _REDUCE: Final = rounds("parallel.fsdp.reduce", "gradients are summed in another
     sequence=rounds("parallel.tp.sequence", ORDER),
     loss=rounds("parallel.tp.loss", ORDER),
 )
-def _tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
-    size, tp, arch = run.size("tp"), run.spec.parallel.tp, run.architecture
+def _tensor_parallel(graph: Builder, resolved: Resolved, last: str) -> str:
+    size, tp, arch = resolved.size("tp"), resolved.spec.parallel.tp, resolved.architecture
     if size == 1:
         return last
     rules = [
-        {"pattern": pattern, "style": style, "matches": _owners(run, pattern)} for pattern, style in tensor_rules(arch)
+        {"pattern": pattern, "style": style, "matches": _owners(resolved, pattern)}
+        for pattern, style in tensor_rules(arch)
     ]
     args = {"size": size, "sequence": tp.sequence, "loss": tp.loss, "rules": rules}
     extras = [name for name, on in (("sequence between blocks", tp.sequence), ("loss over vocabulary", tp.loss)) if on]
@@ -42,48 +43,48 @@ def _tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.parallel.tp", does, args=args, axes=("tp",), after=((last, "model"),))
 
 
-def _owners(run: Resolved, pattern: str) -> list[int]:
+def _owners(resolved: Resolved, pattern: str) -> list[int]:
     """Return the number of modules on each pipeline coordinate that a rule of tensor parallelism matches."""
-    pipeline = run.pipeline
+    pipeline = resolved.pipeline
     if pattern.startswith(BLOCKS):
         owner = pattern.removeprefix(f"{BLOCKS}.")
-        arch = run.architecture
+        arch = resolved.architecture
         having = [kind for kind in arch.kinds if any(each.owner == owner for each in kind.block.parameters(arch))]
-        return run.matches({layer for kind in having for layer in kind.layers})
-    behind = run.architecture.embeds_behind
+        return resolved.matches({layer for kind in having for layer in kind.layers})
+    behind = resolved.architecture.embeds_behind
     found = []
-    for pp in range(run.size("pp")):
+    for pp in range(resolved.size("pp")):
         first, last = pipeline.holds_first(pp), pipeline.holds_last(pp)
         found.append(int({EMBEDDING: first or (last and behind), HEAD: last}[pattern.partition(".")[0]]))
     return found
 
 
 @resumes("setup.parallel.cp", "ring ulysses matches")
-def _context_parallel(graph: Builder, run: Resolved, last: str) -> str:
-    if run.context == 1:
+def _context_parallel(graph: Builder, resolved: Resolved, last: str) -> str:
+    if resolved.context == 1:
         return last
-    ring, ulysses, arch = run.size("ring"), run.size("ulysses"), run.architecture
-    args = {"ring": ring, "ulysses": ulysses, "matches": run.pipeline.blocks()}
-    heads = arch.heads // run.size("tp")
+    ring, ulysses, arch = resolved.size("ring"), resolved.size("ulysses"), resolved.architecture
+    args = {"ring": ring, "ulysses": ulysses, "matches": resolved.pipeline.blocks()}
+    heads = arch.heads // resolved.size("tp")
     parts = []
     if ulysses > 1:
         parts.append(f"{heads // ulysses} of {heads} heads over whole parts (ulysses={ulysses})")
     if ring > 1:
         parts.append(f"keys and values go round {ring} ranks (ring={ring})")
-    does = f"attention over rows spread over {run.context} ranks: {', '.join(parts)}"
-    axes = run.wide("ring", "ulysses")
+    does = f"attention over rows spread over {resolved.context} ranks: {', '.join(parts)}"
+    axes = resolved.wide("ring", "ulysses")
     return graph.add("setup", "setup.parallel.cp", does, args=args, axes=axes, after=((last, "model"),))
 
 
 @resumes("setup.parallel.ep", "size pattern matches meanwhile")
-def _expert_parallel(graph: Builder, run: Resolved, last: str) -> str:
-    size, arch = run.layout.ep, run.architecture
+def _expert_parallel(graph: Builder, resolved: Resolved, last: str) -> str:
+    size, arch = resolved.layout.ep, resolved.architecture
     if size == 1:
         return last
     does = f"keep {arch.experts // size} of {arch.experts} experts a rank, tokens travel over ep={size}"
     args: dict[str, Any] = {"size": size, "pattern": f"{BLOCKS}.{expert_module(arch)}"}
-    args["matches"] = run.matches(arch.expert_layers)
-    if run.shared_meanwhile:
+    args["matches"] = resolved.matches(arch.expert_layers)
+    if resolved.shared_meanwhile:
         args["meanwhile"] = "shared"
         does += "; shared experts are computed while they go, and their gradients while gradients come back"
     return graph.add("setup", "setup.parallel.ep", does, args=args, axes=("ep",), after=((last, "model"),))
@@ -100,95 +101,97 @@ SPREADING: Final = (_tensor_parallel, _context_parallel, _expert_parallel)
     offload=OFFLOAD,
     reshard=stays("parallel.fsdp.reshard", "memory and traffic change"),
 )
-def add_fsdp(graph: Builder, run: Resolved, last: str) -> str:
+def add_fsdp(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the nodes that form FSDP units, for stacks that use them; return the id of the last node."""
     for part in (_expert_fsdp, _fsdp, _root_fsdp, _prefetch):
-        last = part(graph, run, last)
+        last = part(graph, resolved, last)
     return last
 
 
-def _expert_fsdp(graph: Builder, run: Resolved, last: str) -> str:
-    if not run.expert_fsdp:
+def _expert_fsdp(graph: Builder, resolved: Resolved, last: str) -> str:
+    if not resolved.expert_fsdp:
         return last
-    layers = run.architecture.expert_layers
-    axes = run.wide("ep_replicate", "ep_fsdp")
+    layers = resolved.architecture.expert_layers
+    axes = resolved.wide("ep_replicate", "ep_fsdp")
     args = {
-        "pattern": f"layers.*.{expert_module(run.architecture)}",
-        "matches": run.matches(layers),
-        "dimension": run.cuts.expert_dimension,
-        **_policy(run, run.reshard),
+        "pattern": f"layers.*.{expert_module(resolved.architecture)}",
+        "matches": resolved.matches(layers),
+        "dimension": resolved.cuts.expert_dimension,
+        **_policy(resolved, resolved.reshard),
     }
-    does = f"shard experts of {plural(len(layers), 'block')}" + _cut_text(run, axes, experts=True)
+    does = f"shard experts of {plural(len(layers), 'block')}" + _cut_text(resolved, axes, experts=True)
     return graph.add("setup", "setup.parallel.expert_fsdp", does, args=args, axes=axes, after=((last, "model"),))
 
 
-def _policy(run: Resolved, reshard: bool) -> dict[str, Any]:
-    formats, offload = run.formats, run.spec.parallel.fsdp.offload
+def _policy(resolved: Resolved, reshard: bool) -> dict[str, Any]:
+    formats, offload = resolved.formats, resolved.spec.parallel.fsdp.offload
     return {"compute": formats.compute, "reduce": formats.reduce, "reshard": reshard, "offload": offload}
 
 
-def _dense_axes(run: Resolved) -> tuple[str, ...]:
-    return run.summed_axes
+def _dense_axes(resolved: Resolved) -> tuple[str, ...]:
+    return resolved.summed_axes
 
 
-def _fsdp(graph: Builder, run: Resolved, last: str) -> str:
-    if not run.dense_fsdp:
+def _fsdp(graph: Builder, resolved: Resolved, last: str) -> str:
+    if not resolved.dense_fsdp:
         return last
-    axes, layers = _dense_axes(run), run.architecture.layers
-    args = {"pattern": "layers.*", "matches": run.pipeline.blocks(), **_policy(run, run.reshard)}
-    does = f"shard {plural(layers, 'block')}" + _cut_text(run, axes, experts=False)
-    if not axes and run.expert_fsdp:
+    axes, layers = _dense_axes(resolved), resolved.architecture.layers
+    args = {"pattern": "layers.*", "matches": resolved.pipeline.blocks(), **_policy(resolved, resolved.reshard)}
+    does = f"shard {plural(layers, 'block')}" + _cut_text(resolved, axes, experts=False)
+    if not axes and resolved.expert_fsdp:
         does = f"make units of {plural(layers, 'block')}, in which the experts sum their gradients once a step"
     return graph.add("setup", "setup.parallel.fsdp", does, args=args, axes=axes, after=((last, "model"),))
 
 
-def _cut_text(run: Resolved, axes: tuple[str, ...], *, experts: bool) -> str:
+def _cut_text(resolved: Resolved, axes: tuple[str, ...], *, experts: bool) -> str:
     """Return text on cutting the blocks of the pipeline rank with the most: their experts, or the rest."""
-    host = ", in host memory" if run.spec.parallel.fsdp.offload else ""
+    host = ", in host memory" if resolved.spec.parallel.fsdp.offload else ""
     if not axes:
-        if run.formats.compute == run.formats.params:
+        if resolved.formats.compute == resolved.formats.params:
             return host.replace(",", ":", 1)
-        return f": computed in {run.formats.compute}, kept in {run.formats.params}{host}"
-    cuts, width, sizes = run.cuts, BYTES[run.formats.params], {}
-    for kind in run.architecture.kinds:
-        tensors = [t for t in block_tensors(run.inventory, kind.first) if t.expert == experts]
+        return f": computed in {resolved.formats.compute}, kept in {resolved.formats.params}{host}"
+    cuts, width, sizes = resolved.cuts, BYTES[resolved.formats.params], {}
+    for kind in resolved.architecture.kinds:
+        tensors = [t for t in block_tensors(resolved.inventory, kind.first) if t.expert == experts]
         sizes |= dict.fromkeys(kind.layers, (cuts.gathered(tensors), cuts.largest(tensors)))
-    elements = [[sizes[layer] for layer in run.pipeline.layers(pp)] for pp in range(run.size("pp"))]
+    elements = [[sizes[layer] for layer in resolved.pipeline.layers(pp)] for pp in range(resolved.size("pp"))]
     most = max(tuple(map(sum, zip(*each, strict=True))) for each in elements)
     whole, piece = (bytes_text(each * width) for each in most)
-    return f" over {run.product(axes)}: {whole} → {piece} a rank{host}, gradients summed in {run.formats.reduce}"
+    return (
+        f" over {resolved.product(axes)}: {whole} → {piece} a rank{host}, gradients summed in {resolved.formats.reduce}"
+    )
 
 
 @resumes("setup.parallel.root_fsdp", "pattern matches dimension compute reshard", reduce=_REDUCE, offload=OFFLOAD)
-def _root_fsdp(graph: Builder, run: Resolved, last: str) -> str:
-    if not run.dense_fsdp:
+def _root_fsdp(graph: Builder, resolved: Resolved, last: str) -> str:
+    if not resolved.dense_fsdp:
         return last
     # The head's backward directly follows its forward, and the embedding's forward comes first: freeing gains nothing.
-    args = _policy(run, reshard=False)
-    ends = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
+    args = _policy(resolved, reshard=False)
+    ends = {t.name: t for t in resolved.inventory.tensors if not t.name.startswith("layers.")}
     largest = max(
-        run.cuts.gathered(ends[name] for name in end_names(run.architecture, run.pipeline, pp))
-        for pp in range(run.size("pp"))
+        resolved.cuts.gathered(ends[name] for name in end_names(resolved.architecture, resolved.pipeline, pp))
+        for pp in range(resolved.size("pp"))
     )
     does = f"the same for embedding, last norm and head: {count_text(largest)} parameters, gathered once a microbatch"
-    if run.size("pp") > 1:
+    if resolved.size("pp") > 1:
         does = f"the same for the ends of the model, up to {count_text(largest)} parameters, gathered once a step"
-    axes = _dense_axes(run)
+    axes = _dense_axes(resolved)
     return graph.add("setup", "setup.parallel.root_fsdp", does, args=args, axes=axes, after=((last, "model"),))
 
 
 @resumes("setup.parallel.prefetch", "units")
-def _prefetch(graph: Builder, run: Resolved, last: str) -> str:
+def _prefetch(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the order in which a forward gathers units; FSDP derives the reverse order of a backward itself."""
-    if not run.prefetch:
+    if not resolved.prefetch:
         return last
-    arch = run.architecture  # modules that predict further tokens are not part of every forward
-    experts = [each for each in arch.expert_layers if each < arch.blocks] if run.expert_fsdp else []
-    counts = (map(len, run.pipeline.owners), run.matches(range(arch.blocks)), run.matches(experts))
+    arch = resolved.architecture  # modules that predict further tokens are not part of every forward
+    experts = [each for each in arch.expert_layers if each < arch.blocks] if resolved.expert_fsdp else []
+    counts = (map(len, resolved.pipeline.owners), resolved.matches(range(arch.blocks)), resolved.matches(experts))
     units = [sum(each) for each in zip(*counts, strict=True)]
-    apart = run.spec.activation.mode != "none" and run.expert_fsdp
+    apart = resolved.spec.activation.mode != "none" and resolved.expert_fsdp
     does = "ask for the parameters of the next unit before one computes its forward: the ends of the model, then its "
-    does += "blocks, each before its experts" if run.expert_fsdp else "blocks"
+    does += "blocks, each before its experts" if resolved.expert_fsdp else "blocks"
     does += "; experts ask for none, as blocks are computed again" if apart else ""
     does += "; backwards the other way round"
     return graph.add("setup", "setup.parallel.prefetch", does, args={"units": units}, after=((last, "model"),))
@@ -199,12 +202,12 @@ def _prefetch(graph: Builder, run: Resolved, last: str) -> str:
     "size stages_per_rank",
     schedule=rounds("parallel.pp.schedule", "microbatches are added up in another order"),
 )
-def add_pipeline(graph: Builder, run: Resolved, last: str) -> str:
+def add_pipeline(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the node that connects stages, if there are several; return the id of the last node."""
-    size, pp, pipeline = run.size("pp"), run.spec.parallel.pp, run.pipeline
+    size, pp, pipeline = resolved.size("pp"), resolved.spec.parallel.pp, resolved.pipeline
     if size == 1:
         return last
-    args = {"size": size, "schedule": pp.schedule, "stages_per_rank": run.staging.stages_per_rank}
+    args = {"size": size, "schedule": pp.schedule, "stages_per_rank": resolved.staging.stages_per_rank}
     counts = [final - first + 1 for first, final in pipeline.spans]
     shown = " + ".join(map(str, counts))
     if len(counts) > 8:
@@ -214,9 +217,9 @@ def add_pipeline(graph: Builder, run: Resolved, last: str) -> str:
 
 
 @resumes("setup.teacher_model", "architecture attention format owner cuts")
-def add_teacher_model(graph: Builder, run: Resolved, model: str) -> str:
+def add_teacher_model(graph: Builder, resolved: Resolved, model: str) -> str:
     """Add the nodes that build a live teacher, after the node `model`; return the teacher's id, empty without one."""
-    own, learns_from = run.teacher, run.spec.loss.learns_from
+    own, learns_from = resolved.teacher, resolved.spec.loss.learns_from
     if own is None or learns_from is None:
         return ""
     arch = own.architecture
@@ -225,7 +228,7 @@ def add_teacher_model(graph: Builder, run: Resolved, model: str) -> str:
     for part in SPREADING:
         last = part(cuts, own, last)
     stack_of(own.spec).shard(cuts, own, last)
-    owner = run.pipeline.owner(len(run.pipeline.spans) - 1)
+    owner = resolved.pipeline.owner(len(resolved.pipeline.spans) - 1)
     args: dict[str, Any] = {
         "architecture": arch.to_json(),
         "attention": attention_kernels(own),
@@ -235,19 +238,19 @@ def add_teacher_model(graph: Builder, run: Resolved, model: str) -> str:
     }
     does = f"beside the model, {learns_from.folder}: {arch.title}, {plural(arch.layers, 'block')} of width {arch.dim}, "
     does += f"{count_text(own.inventory.total)} parameters in {own.formats.compute}, neither trained nor in checkpoints"
-    does += f", on pp {owner}, which has the head" if run.size("pp") > 1 else ""
+    does += f", on pp {owner}, which has the head" if resolved.size("pp") > 1 else ""
     does += "".join(f"; {node.does}" for node in cuts.nodes)
-    if run.size("tp") > own.size("tp"):
-        does += f"; whole on each rank of tp={run.size('tp')}, which does not divide it"
-    axes = run.wide(*(axis for axis in AXES if axis != "pp"))
+    if resolved.size("tp") > own.size("tp"):
+        does += f"; whole on each rank of tp={resolved.size('tp')}, which does not divide it"
+    axes = resolved.wide(*(axis for axis in AXES if axis != "pp"))
     return graph.add("setup", "setup.teacher_model", does, args=args, axes=axes, after=((model, "model"),))
 
 
 @resumes("setup.teacher_weights", offload=OFFLOAD)
 @resumes("setup.read_teacher", **dict.fromkeys(("folder", "digest"), learns("loss.teacher", TEACHER)))
-def add_teacher_weights(graph: Builder, run: Resolved, teacher: str, model: str) -> None:
+def add_teacher_weights(graph: Builder, resolved: Resolved, teacher: str, model: str) -> None:
     """Add the nodes that load a live teacher, after its own node `teacher` and the loaded `model`."""
-    own, learns_from = run.teacher, run.spec.loss.learns_from
+    own, learns_from = resolved.teacher, resolved.spec.loss.learns_from
     if own is None or learns_from is None or own.weights is None:
         return
     offload, bytes = own.spec.parallel.fsdp.offload, own.state_bytes(own.inventory.tensors)
@@ -258,4 +261,4 @@ def add_teacher_weights(graph: Builder, run: Resolved, teacher: str, model: str)
     does = f"read weights of {learns_from.folder}: {plural(len(own.weights.files), 'file')} with {size}, each rank its "
     does += "own pieces"
     args = {"folder": portable(learns_from.folder), "digest": own.weights.digest}
-    graph.add("setup", "setup.read_teacher", does, args=args, axes=run.wide(*AXES), after=((last, "teacher"),))
+    graph.add("setup", "setup.read_teacher", does, args=args, axes=resolved.wide(*AXES), after=((last, "teacher"),))

@@ -159,9 +159,15 @@ def _entry(spec: Spec, path: str, value: Any) -> Provenance:
     return Provenance(path=path, value=spell(value), origin=origin.kind, place=place)
 
 
-def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: Schedule) -> list[Provenance]:
+def derived_provenance(resolved: Resolved, shape_reasons: dict[str, str], schedule: Schedule) -> list[Provenance]:
     """Return the values that the planner derived: entries that replace `auto`, and numbers without a setting."""
-    spec, architecture, layout, batch, formats = run.spec, run.architecture, run.layout, run.batch, run.formats
+    spec, architecture, layout, batch, formats = (
+        resolved.spec,
+        resolved.architecture,
+        resolved.layout,
+        resolved.batch,
+        resolved.formats,
+    )
     values: dict[str, Any] = {
         "parallel.fsdp.size": layout.size("fsdp"),
         "parallel.fsdp.replicate": layout.size("replicate"),
@@ -186,9 +192,9 @@ def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: S
         reasons["parallel.fsdp.reduce"] = "the format of the parameters"
     chosen = {
         **{path: (_value(path, architecture, values), how) for path, how in reasons.items()},
-        **run.staging.reasons,
+        **resolved.staging.reasons,
     }
-    chosen |= _parallel_choices(run) | alert_reasons(spec) | _cut_conversations(spec)
+    chosen |= _parallel_choices(resolved) | alert_reasons(spec) | _cut_conversations(spec)
     found = []
     for path, (value, how) in chosen.items():
         if spec.serve is not None and not (path == "world_size" or is_of_servers(path)):
@@ -224,9 +230,9 @@ def _cut_conversations(spec: Spec) -> dict[str, tuple[Any, str]]:
     return {path: (each.oversized, why) for path, each in unsaid.items()}
 
 
-def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:
+def _parallel_choices(resolved: Resolved) -> dict[str, tuple[Any, str]]:
     """Return the choices that follow from the axes of the mesh and from sizes on a rank."""
-    spec, layout, ring, pp = run.spec, run.layout, run.size("ring"), run.size("pp")
+    spec, layout, ring, pp = resolved.spec, resolved.layout, resolved.size("ring"), resolved.size("pp")
     found: dict[str, tuple[Any, str]] = {}
     if ring > 1 and isinstance(row_link(spec.collate).align, Auto):
         found["collate.pack.align"] = (resolve_align(spec, ring), f"2 · ring {ring} chunks of each document")
@@ -238,32 +244,34 @@ def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:
         cut = any(link.by_layout for link in chain)
         why = f"rows are sharded over cp {spec.parallel.cp.size}" if cut else "cp is 1"
         found["collate"] = (chain, why)
-    if spec.parallel.fsdp.sync == "auto" and run.dense_fsdp:
-        found["parallel.fsdp.sync"] = (run.sync, _why_sync(run))
+    if spec.parallel.fsdp.sync == "auto" and resolved.dense_fsdp:
+        found["parallel.fsdp.sync"] = (resolved.sync, _why_sync(resolved))
     if pp > 1 and isinstance(spec.parallel.fsdp.reshard, Auto):
         found["parallel.fsdp.reshard"] = (False, "a pipeline uses a block once for each microbatch")
     if spec.activation.mode == "selective" and isinstance(spec.activation.save, Auto):
         found["activation.save"] = (
-            resolve_save(run),
+            resolve_save(resolved),
             "operations that are expensive to recompute or to send again",
         )
     if isinstance(spec.activation.tile_mlp, Auto):
-        pieces = 1 if run.tile is None else -(-run.positions // run.tile)
-        why = f"{plural(run.positions, 'position')} of a microbatch / dim {run.architecture.dim}, rounded up"
+        pieces = 1 if resolved.tile is None else -(-resolved.positions // resolved.tile)
+        why = f"{plural(resolved.positions, 'position')} of a microbatch / dim {resolved.architecture.dim}, rounded up"
         found["activation.tile_mlp"] = (pieces, why)
-    if run.small_products:
-        most = f"products of a block have at most {run.largest_product:,} multiply-adds"
+    if resolved.small_products:
+        most = f"products of a block have at most {resolved.largest_product:,} multiply-adds"
         found["precision.matmul"] = ("highest", f"{most}, fewer than {SMALL_PRODUCT:,}")
     return found
 
 
-def _why_sync(run: Resolved) -> str:
-    if run.size("pp") > 1:
+def _why_sync(resolved: Resolved) -> str:
+    if resolved.size("pp") > 1:
         return "the schedule of a pipeline sums once a step"
-    if run.batch.accumulate == 1:
+    if resolved.batch.accumulate == 1:
         return "a step has one microbatch"
-    whole = bytes_text(run.whole_gradients)
-    return f"{whole} of whole gradients {'are cheap to keep' if run.sync == 'step' else 'would be kept until then'}"
+    whole = bytes_text(resolved.whole_gradients)
+    return (
+        f"{whole} of whole gradients {'are cheap to keep' if resolved.sync == 'step' else 'would be kept until then'}"
+    )
 
 
 def merge(stated: list[Provenance], derived: list[Provenance]) -> tuple[Provenance, ...]:

@@ -177,21 +177,27 @@ UNDER_ADAPTER: Final = f"{INITIAL}; under an adapter the weights that it reads m
     eval=stays("ema.eval", "other weights are evaluated"),
     publish=stays("ema.publish", "other weights are published"),
 )
-def add_average(graph: Builder, run: Resolved, model: str) -> list[tuple[str, str]]:
+def add_average(graph: Builder, resolved: Resolved, model: str) -> list[tuple[str, str]]:
     """Add the node of averaged weights; return its id and the value taken from it, or nothing without averages."""
-    ema = run.spec.ema
+    ema = resolved.spec.ema
     if ema is None:
         return []
     args: dict[str, Any] = {
         "decay": ema.decay,
         "every": ema.every,
-        "format": run.formats.averages,
+        "format": resolved.formats.averages,
         "eval": ema.eval,
         "publish": ema.publish,
     }
-    size = bytes_text(weight_bytes(run.saved, run.formats.averages, run.formats.frozen, run.cuts.base))
-    wider = "" if run.formats.averages == run.formats.params else f", as {run.formats.params} would round updates away"
-    does = f"begin an average of the weights, cut over ranks as they are: {size} in {run.formats.averages}{wider}"
+    size = bytes_text(
+        weight_bytes(resolved.saved, resolved.formats.averages, resolved.formats.frozen, resolved.cuts.base)
+    )
+    wider = (
+        ""
+        if resolved.formats.averages == resolved.formats.params
+        else f", as {resolved.formats.params} would round updates away"
+    )
+    does = f"begin an average of the weights, cut over ranks as they are: {size} in {resolved.formats.averages}{wider}"
     if ema.publish:
         does += "; it is what is published"
     return [(graph.add("setup", "setup.ema", does, args=args, after=((model, "model"),)), "averages")]
@@ -212,9 +218,9 @@ def check_average(spec: Spec, batch: Arithmetic, found: Findings) -> None:
         found.passed("ema.every", f"the average has {plural(steps // every, 'update')}")
 
 
-def update_text(run: Resolved) -> str:
+def update_text(resolved: Resolved) -> str:
     """Return the description of `step.ema`."""
-    ema = run.spec.ema
+    ema = resolved.spec.ema
     assert ema is not None
     often = "" if ema.every == 1 else f"after every {plural(ema.every, 'step')}, "
     return f"{often}move the averaged weights towards the new ones; {ema.decay:g} of the average stays"
@@ -278,26 +284,28 @@ def put_off_text(spec: Spec, schedule: Schedule) -> str:
 
 
 @resumes("setup.pretrained", switch=True, path=learns("checkpoint.pretrained", UNDER_ADAPTER))
-def add_pretrained(graph: Builder, run: Resolved, last: str) -> str:
-    path = pretrained(run.spec)
+def add_pretrained(graph: Builder, resolved: Resolved, last: str) -> str:
+    path = pretrained(resolved.spec)
     if path is None:
         return last
     does = f"begin with the weights of {path} instead; where the run goes on they are read from its own checkpoint"
-    does += "; a head of rewards stays as it was drawn if they have none" if run.architecture.head == "reward" else ""
+    does += (
+        "; a head of rewards stays as it was drawn if they have none" if resolved.architecture.head == "reward" else ""
+    )
     return graph.add("setup", "setup.pretrained", does, args={"path": portable(path)}, after=((last, "model"),))
 
 
 @resumes("setup.base", "parameters")
-def add_base(graph: Builder, run: Resolved, last: str) -> str:
+def add_base(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the node that identifies parameters outside checkpoints by their content, after all of them have their
     values."""
-    if run.saves_base:
+    if resolved.saves_base:
         return last
-    count = run.inventory.total - run.inventory.trained
+    count = resolved.inventory.total - resolved.inventory.trained
     does = f"name {count_text(count)} parameters that are not trained by their content; a checkpoint has their digest "
     does += "in their place, and is refused on another base"
     args = {"parameters": count}
-    return graph.add("setup", "setup.base", does, args=args, axes=run.wide(*AXES), after=((last, "model"),))
+    return graph.add("setup", "setup.base", does, args=args, axes=resolved.wide(*AXES), after=((last, "model"),))
 
 
 @resumes(
@@ -306,9 +314,11 @@ def add_base(graph: Builder, run: Resolved, last: str) -> str:
     harmless="checkpoint.verify",
     origin=Rule("checkpoint.from", "none", "it only affects the start of a run"),
 )
-def add_resume(graph: Builder, run: Resolved, estimates: Estimates, after: tuple[str | tuple[str, str], ...]) -> str:
+def add_resume(
+    graph: Builder, resolved: Resolved, estimates: Estimates, after: tuple[str | tuple[str, str], ...]
+) -> str:
     """Add the nodes that read and prepare to write a full state; return the last node of the setup."""
-    chosen = run.spec.checkpoint
+    chosen = resolved.spec.checkpoint
     own = "go on from the latest checkpoint of this run"
     origin = f"the state of {chosen.from_}" if chosen.from_ is not None else "step 0"
     start = f"{own}, if any, else begin with {origin}" if chosen.resume else f"begin with {origin}"
@@ -320,23 +330,23 @@ def add_resume(graph: Builder, run: Resolved, estimates: Estimates, after: tuple
         "verify": chosen.verify,
     }
     does = f"{start}; its {'checksums are' if chosen.verify == 'content' else 'sizes are'} compared"
-    last = graph.add("setup", "setup.resume", does, args=args, axes=run.wide(*AXES), after=after)
-    last = _residual(graph, run, last)
-    return _saving(graph, run, estimates, last) if chosen.enabled else last
+    last = graph.add("setup", "setup.resume", does, args=args, axes=resolved.wide(*AXES), after=after)
+    last = _residual(graph, resolved, last)
+    return _saving(graph, resolved, estimates, last) if chosen.enabled else last
 
 
 @resumes("setup.residual", "matrices")
-def _residual(graph: Builder, run: Resolved, last: str) -> str:
+def _residual(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the node that subtracts an adapter's initial part from its matrices, whatever its source."""
-    adapter = run.architecture.adapter
+    adapter = resolved.architecture.adapter
     if adapter is None or not adapter.decomposes:
         return last
-    names = {tensor.adapter for tensor in run.inventory.tensors if tensor.begun}
+    names = {tensor.adapter for tensor in resolved.inventory.tensors if tensor.begun}
     does = f"W − s · B · A, of what the adapter has begun with, in the place of {plural(len(names), 'matrix')}"
-    if any(tensor.quantised for tensor in run.inventory.tensors if tensor.name in names):
+    if any(tensor.quantised for tensor in resolved.inventory.tensors if tensor.name in names):
         does += "; where W is stored in codes it is read or drawn once more, and the rest stored in its place"
     args = {"matrices": len(names)}
-    return graph.add("setup", "setup.residual", does, args=args, axes=run.wide(*AXES), after=(last,))
+    return graph.add("setup", "setup.residual", does, args=args, axes=resolved.wide(*AXES), after=(last,))
 
 
 @resumes(
@@ -345,8 +355,8 @@ def _residual(graph: Builder, run: Resolved, last: str) -> str:
     harmless="checkpoint.backend checkpoint.keep checkpoint.mode checkpoint.overlap checkpoint.best "
     "checkpoint.failures copies=checkpoint.mode highest=checkpoint.best_is",
 )
-def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> str:
-    chosen, on_cpu = run.spec.checkpoint, device_kind(run.spec) == "cpu"
+def _saving(graph: Builder, resolved: Resolved, estimates: Estimates, last: str) -> str:
+    chosen, on_cpu = resolved.spec.checkpoint, device_kind(resolved.spec) == "cpu"
     keep = chosen.keep
     parts = [
         "every checkpoint is kept" if keep is None else f"the newest {keep} are kept" if keep > 1 else "one is kept"
@@ -358,7 +368,7 @@ def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> s
     if chosen.mode != "sync":
         share = estimates.copy_bytes
         locked = "page-locked" if chosen.mode == "async_pinned" and not on_cpu else "host"
-        number = copies(run.spec)
+        number = copies(resolved.spec)
         beside = f"a copy in {locked} memory, about {bytes_text(share)} a rank"
         if chosen.backend == "file":
             beside = f"at most {number} copies in {locked} memory, about {bytes_text(number * share)} together"
@@ -367,13 +377,13 @@ def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> s
         "backend": chosen.backend,
         "keep": keep,
         "mode": "async" if chosen.mode == "async_pinned" and on_cpu else chosen.mode,
-        "copies": copies(run.spec),
+        "copies": copies(resolved.spec),
         "overlap": "wait" if chosen.mode == "sync" else chosen.overlap,  # no save comes during another one
         "best": None if chosen.best is None else chosen.best.key,
         "failures": chosen.failures,
         **({"highest": True} if chosen.best is not None and chosen.best_is_highest else {}),
     }
-    return graph.add("setup", "setup.checkpoint", ", ".join(parts), args=args, axes=run.wide(*AXES), after=(last,))
+    return graph.add("setup", "setup.checkpoint", ", ".join(parts), args=args, axes=resolved.wide(*AXES), after=(last,))
 
 
 # Rules ----------------------------------------------------------------------------------------------------------------

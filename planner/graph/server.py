@@ -25,16 +25,19 @@ def pages_of(positions: int) -> int:
     return -(-positions // PAGE)
 
 
-def sampling_pages(run: Resolved, estimates: Estimates) -> dict[int | None, int]:
+def sampling_pages(resolved: Resolved, estimates: Estimates) -> dict[int | None, int]:
     """Return window of layers → number of pages.
 
     Pages and a layer's reads may use the memory of activations and loss at the peak of a forward_backward, because
     neither exists while samples are generated; the peak does not change. One sample of the longest text always fits,
     with one page for each other sample. MOST_ROWS of these samples never need more.
     """
-    assert run.spec.serve is not None
-    bytes_of, longest = [_page_bytes(run, own) for own in run.pipeline.owners], pages_of(run.spec.serve.max_tokens)
-    room = min(each.memory.activations + each.memory.loss for each in estimates.classes) - read_bytes(run)
+    assert resolved.spec.serve is not None
+    bytes_of, longest = (
+        [_page_bytes(resolved, own) for own in resolved.pipeline.owners],
+        pages_of(resolved.spec.serve.max_tokens),
+    )
+    room = min(each.memory.activations + each.memory.loss for each in estimates.classes) - read_bytes(resolved)
     low, high = longest + MOST_ROWS, MOST_ROWS * max(longest, 2)
     while low < high:
         middle = (low + high + 1) // 2
@@ -44,20 +47,20 @@ def sampling_pages(run: Resolved, estimates: Estimates) -> dict[int | None, int]
     return {window: _count(low, window) for window in windows}
 
 
-def read_bytes(run: Resolved) -> int:
+def read_bytes(resolved: Resolved) -> int:
     """Return the bytes of all pages of MOST_ROWS rows of the longest text, as read by one layer."""
-    assert run.spec.serve is not None
-    pages, found = MOST_ROWS * pages_of(run.spec.serve.max_tokens), 0
-    for kind in run.kinds:
+    assert resolved.spec.serve is not None
+    pages, found = MOST_ROWS * pages_of(resolved.spec.serve.max_tokens), 0
+    for kind in resolved.kinds:
         for layer in kind.block.layers():
             if layer.attends:
-                found = max(found, _count(pages, layer.window) * PAGE * _position_bytes(run, kind, layer))
+                found = max(found, _count(pages, layer.window) * PAGE * _position_bytes(resolved, kind, layer))
     return found
 
 
-def pages_bytes(run: Resolved, pages: Mapping[int | None, int]) -> int:
+def pages_bytes(resolved: Resolved, pages: Mapping[int | None, int]) -> int:
     """Return the bytes on the rank with the most, including page 0, which is zero."""
-    every = [_page_bytes(run, own) for own in run.pipeline.owners]
+    every = [_page_bytes(resolved, own) for own in resolved.pipeline.owners]
     return max(sum((pages[window] + 1) * each for window, each in own.items()) for own in every)
 
 
@@ -70,54 +73,58 @@ def _all(pages: int, bytes_of: Mapping[int | None, int]) -> int:
     return sum((_count(pages, window) + 1) * each for window, each in bytes_of.items())
 
 
-def _page_bytes(run: Resolved, stages: tuple[int, ...]) -> dict[int | None, int]:
+def _page_bytes(resolved: Resolved, stages: tuple[int, ...]) -> dict[int | None, int]:
     """Return window → bytes of a page in all layers of a pipeline coordinate."""
     found: dict[int | None, int] = {}
-    own = {layer for stage in stages for layer in range(run.pipeline.spans[stage][0], run.pipeline.spans[stage][1] + 1)}
-    for kind in run.kinds:
+    own = {
+        layer
+        for stage in stages
+        for layer in range(resolved.pipeline.spans[stage][0], resolved.pipeline.spans[stage][1] + 1)
+    }
+    for kind in resolved.kinds:
         if count := len(own.intersection(kind.layers)):
             for layer in kind.block.layers():
                 if layer.attends:
-                    numbers = count * PAGE * _position_bytes(run, kind, layer)
+                    numbers = count * PAGE * _position_bytes(resolved, kind, layer)
                     found[layer.window] = found.get(layer.window, 0) + numbers
     return found
 
 
-def _position_bytes(run: Resolved, kind: TrainedKind, layer: BlockLayer) -> int:
+def _position_bytes(resolved: Resolved, kind: TrainedKind, layer: BlockLayer) -> int:
     """Return the bytes of a position in one layer. Ranks of context and data parallelism hold all of them; ranks of
     tensor parallelism their own heads."""
-    numbers = layer.cached(run.architecture, run.size("tp"), 1, plain_parameters(run, kind))
-    return numbers * BYTES[run.formats.compute]
+    numbers = layer.cached(resolved.architecture, resolved.size("tp"), 1, plain_parameters(resolved, kind))
+    return numbers * BYTES[resolved.formats.compute]
 
 
-def slot_bytes(run: Resolved) -> int:
+def slot_bytes(resolved: Resolved) -> int:
     """Return the bytes of one slot on a rank: its parameters, their gradients and Adam's state."""
-    assert run.spec.serve is not None
-    trained = [tensor for tensor in run.inventory.tensors if tensor.trained]
-    moments = sum(run.moment_bytes(each, run.cuts.shape(each)) for each in trained)
-    return (2 * BYTES[run.formats.params] * run.cuts.largest(trained) + moments) // run.spec.serve.places
+    assert resolved.spec.serve is not None
+    trained = [tensor for tensor in resolved.inventory.tensors if tensor.trained]
+    moments = sum(resolved.moment_bytes(each, resolved.cuts.shape(each)) for each in trained)
+    return (2 * BYTES[resolved.formats.params] * resolved.cuts.largest(trained) + moments) // resolved.spec.serve.places
 
 
-def check_room(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings) -> None:
+def check_room(resolved: Resolved, cluster: Hardware, estimates: Estimates, found: Findings) -> None:
     """Report whether the requested slots fit, and how many would."""
-    assert run.spec.serve is not None
-    rule, slots, device = "memory.device", run.spec.serve.places, cluster.memory_bytes
+    assert resolved.spec.serve is not None
+    rule, slots, device = "memory.device", resolved.spec.serve.places, cluster.memory_bytes
     need = max(each.memory.total_bytes for each in estimates.classes)
     if device is None:
         found.unknown(rule, f"the fullest rank needs {bytes_text(need)}, and the memory of a device is unknown")
         return
-    room, share = _room(device, need, slots, slot_bytes(run)), f"{bytes_text(need)} of {bytes_text(device)}"
+    room, share = _room(device, need, slots, slot_bytes(resolved)), f"{bytes_text(need)} of {bytes_text(device)}"
     if room >= slots:
-        more = f"; there is room for {plural(room, 'adapter')}" if run.spec.tasks else ""
+        more = f"; there is room for {plural(room, 'adapter')}" if resolved.spec.tasks else ""
         found.passed(rule, f"{share} on the fullest rank{more}")
     elif room:
         message = f"the server does not fit: {share} on the fullest rank"
         found.warn(rule, "W423", "serve.adapters", message, f"use adapters {room}")
     else:
-        alone = ", even with a single adapter" if run.spec.tasks else ""
+        alone = ", even with a single adapter" if resolved.spec.tasks else ""
         message = f"the server does not fit{alone}: {share} on the fullest rank"
         hint = "use more ranks, fewer `rows`, a smaller `max_tokens` or rank, or store the model in codes"
-        if not run.spec.tasks:
+        if not resolved.spec.tasks:
             hint = "use more ranks, fewer `rows` or a smaller `max_tokens`, or train adapters"
         found.warn(rule, "W423", "serve", message, hint)
 
@@ -147,14 +154,14 @@ TIMELINE: Final = Timeline(
 )
 
 
-def build_server(run: Resolved, estimates: Estimates) -> Graph:
+def build_server(resolved: Resolved, estimates: Estimates) -> Graph:
     """Build the graph. Raises GraphError for a bug of the planner."""
     graph = Builder()
-    add_bootstrap(graph, run)
-    add_watch(graph, run)
-    model = add_model(graph, run, add_mesh(graph, run))
-    tokenizer = add_tokenizer(graph, run)
-    last = _requests(graph, run, estimates, _slots(graph, run, model, tokenizer))
+    add_bootstrap(graph, resolved)
+    add_watch(graph, resolved)
+    model = add_model(graph, resolved, add_mesh(graph, resolved))
+    tokenizer = add_tokenizer(graph, resolved)
+    last = _requests(graph, resolved, estimates, _slots(graph, resolved, model, tokenizer))
     drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=(last,))
     graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))
     nodes, edges = tuple(graph.nodes), tuple(graph.edges)
@@ -168,11 +175,11 @@ def build_server(run: Resolved, estimates: Estimates) -> Graph:
     "serve.port serve.private_key serve.queue serve.rows key_needed=serve.key model_name=serve.model "
     "idle_seconds=serve.idle texts=serve.rows",
 )
-def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
-    serve = run.spec.serve
+def _slots(graph: Builder, resolved: Resolved, model: str, tokenizer: str) -> str:
+    serve = resolved.spec.serve
     assert serve is not None
     args: dict[str, Any] = {
-        "model_name": serve.model or run.spec.experiment.name,
+        "model_name": serve.model or resolved.spec.experiment.name,
         "host": serve.host,
         "port": serve.port,
         "key": serve.key_variable,
@@ -184,16 +191,16 @@ def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
         "queue": serve.queue,
         "idle_seconds": serve.idle.value,
         "adapters": serve.places,
-        "max_rank": run.spec.tasks[slot_names(1)[0]].adapter.largest if run.spec.tasks else WHOLE,
+        "max_rank": resolved.spec.tasks[slot_names(1)[0]].adapter.largest if resolved.spec.tasks else WHOLE,
         "max_tokens": serve.max_tokens,
         "rows": serve.rows,
-        "texts": max(FEWEST, microbatches(run.spec) * serve.rows * run.layout.mesh.data_ranks),
+        "texts": max(FEWEST, microbatches(resolved.spec) * serve.rows * resolved.layout.mesh.data_ranks),
     }
-    if run.size("pp") > 1:
-        args["microbatches"] = microbatches(run.spec)
-    each = bytes_text(slot_bytes(run))
+    if resolved.size("pp") > 1:
+        args["microbatches"] = microbatches(resolved.spec)
+    each = bytes_text(slot_bytes(resolved))
     does = f"{plural(serve.adapters, 'slot')} for adapters, {each} each on a rank with gradients and moments; "
-    if not run.spec.tasks:
+    if not resolved.spec.tasks:
         does = (
             f"one client trains all of the model, {each} on a rank with gradients and moments; what it began as, and "
         )
@@ -201,7 +208,7 @@ def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
     does += f"listen on {serve.host}:{serve.port}"
     does += " with TLS" if serve.certificate else ""
     does += f"; {asked_key(serve)} is asked for"
-    return graph.add("setup", SETUP, does, args=args, axes=run.wide(*AXES), after=((model, "model"), tokenizer))
+    return graph.add("setup", SETUP, does, args=args, axes=resolved.wide(*AXES), after=((model, "model"), tokenizer))
 
 
 @resumes(
@@ -209,22 +216,22 @@ def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
     "request.close"
 )
 @resumes("request.sample", "pages rows")
-def _requests(graph: Builder, run: Resolved, estimates: Estimates, after: str) -> str:
+def _requests(graph: Builder, resolved: Resolved, estimates: Estimates, after: str) -> str:
     """Add a node for every kind of request; they run in the order in which requests arrive."""
-    everyone, data = run.wide(*AXES), run.layout.mesh.data_ranks
-    rows, token = plural(run.batch.micro, "text"), flops_text(estimates.flops_per_token)
+    everyone, data = resolved.wide(*AXES), resolved.layout.mesh.data_ranks
+    rows, token = plural(resolved.batch.micro, "text"), flops_text(estimates.flops_per_token)
     spread = f"each of {plural(data, 'data rank')} computes {rows} at a time" if data > 1 else f"{rows} at a time"
-    if run.size("pp") > 1:
-        spread += f", forwards of {microbatches(run.spec)} microbatches before their backwards"
-    if spread_over := run.wide("ring", "ulysses"):
-        spread += f", each text over {run.product(spread_over)}"
+    if resolved.size("pp") > 1:
+        spread += f", forwards of {microbatches(resolved.spec)} microbatches before their backwards"
+    if spread_over := resolved.wide("ring", "ulysses"):
+        spread += f", each text over {resolved.product(spread_over)}"
     last = after
 
     def then(op: str, does: str, **args: Any) -> None:
         nonlocal last
         last = graph.add("request", f"request.{op}", does, args=args, axes=everyone, after=(last,))
 
-    adapters = bool(run.spec.tasks)
+    adapters = bool(resolved.spec.tasks)
     what, whose = ("an adapter", "the adapter") if adapters else ("the model", "the model")
     if adapters:
         does = "give a client's adapter a slot: A drawn from its seed, B zero; smaller ranks take part of the slot"
@@ -240,10 +247,10 @@ def _requests(graph: Builder, run: Resolved, estimates: Estimates, after: str) -
     form = "write an adapter as PEFT reads it" if adapters else "write the model, as transformers reads it if it can"
     then("export", f"{form}; samples are drawn with that, whatever is trained meanwhile")
     weights = "an exported adapter, or with none" if adapters else "exported weights, or those that it began with"
-    pages = sampling_pages(run, estimates)
+    pages = sampling_pages(resolved, estimates)
     does = f"write up to {MOST_ROWS} texts at once with {weights}; keys and values in {_pages_text(pages)} of {PAGE} "
-    does += f"positions, {bytes_text(pages_bytes(run, pages))} on a rank while nothing is trained, and up to "
-    does += f"{bytes_text(read_bytes(run))} for what a layer reads"
+    does += f"positions, {bytes_text(pages_bytes(resolved, pages))} on a rank while nothing is trained, and up to "
+    does += f"{bytes_text(read_bytes(resolved))} for what a layer reads"
     then("sample", does, rows=MOST_ROWS, pages=[[window, count] for window, count in pages.items()])
     then("forget", "release what sampling has kept of an export")
     then("close", "make the slot of an adapter free" if adapters else "make the model free for another client")

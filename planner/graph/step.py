@@ -98,12 +98,12 @@ AWAITS: Final = "the copy of a state that is being saved is complete before anyt
     place=learns("hook", "a function is called elsewhere"),
     changes=learns("hook", "a function changes something else"),
 )
-def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, schedule: Schedule) -> str:
+def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimates, schedule: Schedule) -> str:
     """Add the nodes of a step; return the id of the last one."""
-    spec, batch = run.spec, run.batch
-    everyone = run.wide(*AXES)
+    spec, batch = resolved.spec, resolved.batch
+    everyone = resolved.wide(*AXES)
     last = after
-    of_actions = _of_actions(run, schedule)
+    of_actions = _of_actions(resolved, schedule)
 
     def then(op: str, does: str, args: dict[str, Any] | None = None, axes: tuple[str, ...] = (), id: str = "") -> None:
         nonlocal last
@@ -117,23 +117,23 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
             if hook.declared["place"] == place:
                 then("step.hook", hook_text(hook), hook.args(), everyone, f"hook.{hook.name}")
 
-    for node in stack_of(run.spec).before_rows(run):
-        then(node.op, node.does, node.args, run.wide("replicate"))
-    readers = run.pipeline.readers
-    ranks, sizes = run.layout.mesh.data_ranks, batch.row_sizes
+    for node in stack_of(resolved.spec).before_rows(resolved):
+        then(node.op, node.does, node.args, resolved.wide("replicate"))
+    readers = resolved.pipeline.readers
+    ranks, sizes = resolved.layout.mesh.data_ranks, batch.row_sizes
     rows = plural(sizes.full // ranks, "row")
     does = f"take {f'{sizes.first // ranks:,} to ' if sizes.ramp else ''}{rows} a data rank from the loader"
-    if len(readers) < run.size("pp"):
+    if len(readers) < resolved.size("pp"):
         does += f", on pp {' and '.join(map(str, readers))}, which hold the ends of the model"
-    then("step.fetch", does, {"readers": readers}, run.wide("replicate", "fsdp"))
-    if len(readers) < run.size("pp"):
-        numbers = run.row_numbers
+    then("step.fetch", does, {"readers": readers}, resolved.wide("replicate", "fsdp"))
+    if len(readers) < resolved.size("pp"):
+        numbers = resolved.row_numbers
         named = "".join(f" and the number of each row's {each}" for each in numbers)
         does = f"the lengths of documents{named} go from pp {readers[0]} to the stages that read no rows"
         args = {"source": readers[0], **({"numbers": list(numbers)} if numbers else {})}
         then("step.share_outline", does, args, ("pp",))
     if spec.rollout is not None and spec.reward is not None:
-        for node in before_step(run, spec.rollout, spec.reward):
+        for node in before_step(resolved, spec.rollout, spec.reward):
             then(node.op, node.does, node.args, node.axes)
         graph.edges.append(Edge(before=PROMPTS, after="rollout.generate", data="prompts"))
         if spec.reward.model_folder is not None:
@@ -163,26 +163,30 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
             then("step.await_copy", AWAITS)
         then("step.training_point", moves[0])
     hooks("before_backward")
-    if batch.ramp and run.architecture.is_moe:
+    if batch.ramp and resolved.architecture.is_moe:
         does = f"losses of routers are means over the rows of the step: weights × {batch.rows:,} / its rows"
         then("step.router_rows", does)
-    if run.architecture.mtp and any(phase.mtp_weight is not None for phase in run.phases):
+    if resolved.architecture.mtp and any(phase.mtp_weight is not None for phase in resolved.phases):
         weight = spec.model.mtp_weight
-        each = [f"{weight if one.mtp_weight is None else one.mtp_weight:g} in {one.name}" for one in run.phases]
+        each = [f"{weight if one.mtp_weight is None else one.mtp_weight:g} in {one.name}" for one in resolved.phases]
         then("step.mtp_weight", f"losses of further tokens count {', '.join(each)}", {"weight": weight})
-    share = estimates.flops_per_step / run.layout.mesh.world_size
+    share = estimates.flops_per_step / resolved.layout.mesh.world_size
     if spec.loss.mismatched:
         does = "what log-ratios are compared with: their mean over answers behind the prompts of other documents of "
-        forward = forward_flops(run.architecture, batch.sequence) * batch.tokens_per_step / run.layout.mesh.world_size
+        forward = (
+            forward_flops(resolved.architecture, batch.sequence)
+            * batch.tokens_per_step
+            / resolved.layout.mesh.world_size
+        )
         does += f"their row, and at least 0; a forward, {flops_text(forward)} a rank"
         then("step.reference_point", does, axes=everyone)
     does = f"{microbatches_text(batch)}, loss summed and divided by the {unit}s of the whole step"
-    op, args = "step.forward_backward", {"accumulate": batch.accumulate, "sync": run.sync}
-    if run.size("pp") > 1:
+    op, args = "step.forward_backward", {"accumulate": batch.accumulate, "sync": resolved.sync}
+    if resolved.size("pp") > 1:
         op, args, does = "step.pipeline", {"accumulate": batch.accumulate}, f"{does}; bubble {estimates.bubble:.0%}"
-    elif run.sync == "microbatch":
+    elif resolved.sync == "microbatch":
         does += ", gradients summed over ranks after each"
-    if run.teacher is not None and spec.loss.learns_from is not None:
+    if resolved.teacher is not None and spec.loss.learns_from is not None:
         does += f"; of each microbatch, before the head, a forward of {spec.loss.learns_from.folder}"
     if spec.rollout is not None:
         args["each"] = True
@@ -192,11 +196,11 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         does = f"{spec.step.function} of {spec.step.module}, in place of: {does}"
     then(op, f"{does}; {flops_text(share)} a rank", args, everyone, "step.forward_backward")
     if spec.rollout is not None:
-        node = behind_forward(run)
+        node = behind_forward(resolved)
         then(node.op, node.does, node.args, node.axes)
-    _add_syncs(run, then)
-    for node in stack_of(run.spec).sums(run):
-        then(node.op, node.does, node.args, run.wide("replicate"))
+    _add_syncs(resolved, then)
+    for node in stack_of(resolved.spec).sums(resolved):
+        then(node.op, node.does, node.args, resolved.wide("replicate"))
     hooks("after_backward")
     if spec.tasks:
         policy, own = on_nan(spec), clip_args(spec)
@@ -217,15 +221,17 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     if waits and not moves:
         then("step.await_copy", AWAITS)
     hooks("before_optimizer")
-    kinds = dict.fromkeys((spec.optimizer.kind, *(each["own"]["kind"] for each in run.groups.groups if "own" in each)))
+    kinds = dict.fromkeys(
+        (spec.optimizer.kind, *(each["own"]["kind"] for each in resolved.groups.groups if "own" in each))
+    )
     update = f"{' and '.join(kinds)} {'updates' if len(kinds) == 1 else 'update'}"
     then("step.optimizer", f"{update} the parameters a rank owns")
     hooks("after_optimizer")
-    if (speed := run.architecture.router_bias_speed) > 0:
+    if (speed := resolved.architecture.router_bias_speed) > 0:
         does = f"move each expert's bias by {speed:g} towards an even load, from the counts of all ranks"
         then("step.router_bias", does, {"speed": speed}, everyone)
     if spec.ema is not None:
-        then("step.ema", update_text(run))
+        then("step.ema", update_text(resolved))
     keeps = any(hook.declared["place"] == "after_step" for hook in spec.hooks.values())
     does = "add the step to what the next log line and alerts speak of"
     then("step.measure", does, {"lets_go": False} if keeps else None)
@@ -249,27 +255,27 @@ def _clip_text(args: Mapping[str, Any]) -> str:
     return "; and ".join(parts) or "for the record; nothing is clipped"
 
 
-def _of_actions(run: Resolved, schedule: Schedule) -> list[StepNode]:
+def _of_actions(resolved: Resolved, schedule: Schedule) -> list[StepNode]:
     """Return the nodes that actions of ticks need in the step."""
     actions = [action for tick in schedule.ticks for action in tick.actions]
     by_kind = ((kind, [action for action in actions if isinstance(action, kind)]) for kind in ACTIONS.values())
-    return [node for kind, own in by_kind if own for node in planned_class(kind, PlannedAction).in_step(own, run)]
+    return [node for kind, own in by_kind if own for node in planned_class(kind, PlannedAction).in_step(own, resolved)]
 
 
 @resumes("step.tensor_grad_sync step.tied_grad_sync step.context_grad_sync", "axes")
-def _add_syncs(run: Resolved, then: Any) -> None:
+def _add_syncs(resolved: Resolved, then: Any) -> None:
     """Add the sums of gradients that FSDP does not make."""
-    tp, parallel = run.size("tp"), run.spec.parallel
-    if tp > 1 and not run.dense_fsdp:
+    tp, parallel = resolved.size("tp"), resolved.spec.parallel
+    if tp > 1 and not resolved.dense_fsdp:
         does = f"sum gradients of norms and other weights that tp={tp} does not cut"
         then("step.tensor_grad_sync", does, {"axes": ["tp"]}, ("tp",))
-    tied = run.size("pp") > 1 and run.architecture.embeds_behind
-    if tied and any(each.trained for each in run.inventory.tensors if each.name == f"{EMBEDDING}.weight"):
-        table = count_text(run.architecture.vocab * run.architecture.dim)
-        copy = "the head" if run.architecture.tie_embeddings else "that of the modules"
+    tied = resolved.size("pp") > 1 and resolved.architecture.embeds_behind
+    if tied and any(each.trained for each in resolved.inventory.tensors if each.name == f"{EMBEDDING}.weight"):
+        table = count_text(resolved.architecture.vocab * resolved.architecture.dim)
+        copy = "the head" if resolved.architecture.tie_embeddings else "that of the modules"
         does = f"sum the gradients of the embedding, {table} parameters, and of its copy, {copy} on the last stage"
         then("step.tied_grad_sync", does, {"axes": ["pp"]}, ("pp",))
-    unfolded = run.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(parallel)))
+    unfolded = resolved.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(parallel)))
     if unfolded:
-        does = f"sum gradients over {run.product(unfolded)}, which fsdp does not cover"
+        does = f"sum gradients over {resolved.product(unfolded)}, which fsdp does not cover"
         then("step.context_grad_sync", does, {"axes": list(unfolded)}, unfolded)

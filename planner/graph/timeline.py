@@ -37,9 +37,9 @@ from xtrain.text.units import bytes_text, seconds_text
 class ActionNodes:
     """Builder of action nodes: adds a node for the first use of an action, and returns its id for each further one."""
 
-    def __init__(self, graph: Builder, run: Resolved, after: str) -> None:
+    def __init__(self, graph: Builder, resolved: Resolved, after: str) -> None:
         self._graph = graph
-        self._run = run
+        self._run = resolved
         self._after = after
         self._known: dict[tuple[str, str], str] = {}  # name without number, and arguments → id
         self._numbers = Counter[str]()

@@ -55,7 +55,7 @@ class Change:
         return spec
 
 
-def remedies(run: Resolved, cluster: Hardware, judge: Judge) -> tuple[Remedy, ...]:
+def remedies(resolved: Resolved, cluster: Hardware, judge: Judge) -> tuple[Remedy, ...]:
     """Return the cheapest changes, at most three, after which the fullest rank fits with room to spare.
 
     Single changes if any suffices, otherwise pairs; if nothing suffices, those that save the most. Cost is the added
@@ -64,13 +64,13 @@ def remedies(run: Resolved, cluster: Hardware, judge: Judge) -> tuple[Remedy, ..
     device = cluster.memory_bytes
     if device is None:
         return ()
-    changes = list(changes_of(run))
-    single = _tried(run.spec, changes, judge)
+    changes = list(changes_of(resolved))
+    single = _tried(resolved.spec, changes, judge)
     enough = [each for each in single if each.memory_bytes <= (1 - TIGHT) * device]
     if not enough:
         paths = [{path for path, _ in change.values} for change in changes]
         pairs = [a + b for (a, p), (b, q) in combinations(zip(changes, paths, strict=True), 2) if not p & q]
-        double = _tried(run.spec, pairs, judge)
+        double = _tried(resolved.spec, pairs, judge)
         enough = [each for each in double if each.memory_bytes <= (1 - TIGHT) * device]
         single += double
     if enough:
@@ -99,51 +99,51 @@ def fullest(estimates: Estimates) -> int:
     return max(each.memory.total_bytes for each in estimates.classes)
 
 
-def changes_of(run: Resolved) -> Iterator[Change]:
+def changes_of(resolved: Resolved) -> Iterator[Change]:
     """Yield single changes that can save memory without changing the computation."""
-    spec, parallel = run.spec, run.spec.parallel
+    spec, parallel = resolved.spec, resolved.spec.parallel
     if spec.activation.mode == "none":
         yield Change.of(activation__mode="selective")
     if spec.activation.mode != "full":
         yield Change.of(activation__mode="full")
     if spec.loss.head == "vocabulary" and spec.loss.chunk.value > SMALL_CHUNK:
         yield Change.of(loss__chunk=Quantity(SMALL_CHUNK, "bytes"))
-    if run.batch.micro % 2 == 0:
-        yield Change.of(batch__micro=run.batch.micro // 2, **same_rows(run, 2))
-    if run.dense_fsdp and run.sync == "step" and run.batch.accumulate > 1 and run.size("pp") == 1:
+    if resolved.batch.micro % 2 == 0:
+        yield Change.of(batch__micro=resolved.batch.micro // 2, **same_rows(resolved, 2))
+    if resolved.dense_fsdp and resolved.sync == "step" and resolved.batch.accumulate > 1 and resolved.size("pp") == 1:
         yield Change.of(parallel__fsdp__sync="microbatch")
-    if run.dense_fsdp and not run.reshard and run.size("pp") == 1:
+    if resolved.dense_fsdp and not resolved.reshard and resolved.size("pp") == 1:
         yield Change.of(parallel__fsdp__reshard=True)
-    yield from _wider(run)
+    yield from _wider(resolved)
     if spec.launch.device == "cpu":
         return
-    if "offload" not in run.stack.unsupported and not parallel.fsdp.offload:
+    if "offload" not in resolved.stack.unsupported and not parallel.fsdp.offload:
         yield Change.of(parallel__fsdp__offload=True)
     for saving in stack_of(spec).savings(spec):
-        yield Change.of(**{f"parallel__{run.stack.kind}__{name}": value for name, value in saving.items()})
+        yield Change.of(**{f"parallel__{resolved.stack.kind}__{name}": value for name, value in saving.items()})
 
 
-def _wider(run: Resolved) -> Iterator[Change]:
+def _wider(resolved: Resolved) -> Iterator[Change]:
     """Yield changes that give one axis more ranks, taken from copies or from data ranks, with as many more
     microbatches."""
-    parallel, replicate, fsdp = run.spec.parallel, run.size("replicate"), run.size("fsdp")
-    lacks = run.stack.unsupported
+    parallel, replicate, fsdp = resolved.spec.parallel, resolved.size("replicate"), resolved.size("fsdp")
+    lacks = resolved.stack.unsupported
     if replicate > 1 and "fsdp" not in lacks:
         sizes = {} if not isinstance(parallel.fsdp.size, int) else {"parallel__fsdp__size": fsdp * replicate}
         yield Change.of(parallel__fsdp__replicate=1, **sizes)
     if fsdp % 2:
         return
     rest: dict[str, Any] = {"parallel__fsdp__size": fsdp // 2} if isinstance(parallel.fsdp.size, int) else {}
-    rest |= same_rows(run, 2)
-    sizes = {"tp": 2 * run.size("tp"), "cp": 2 * run.context, "pp": 2 * run.size("pp")}
+    rest |= same_rows(resolved, 2)
+    sizes = {"tp": 2 * resolved.size("tp"), "cp": 2 * resolved.context, "pp": 2 * resolved.size("pp")}
     for axis, size in sizes.items():
-        if axis not in lacks and (axis != "tp" or size <= run.layout.mesh.ranks_per_node):
+        if axis not in lacks and (axis != "tp" or size <= resolved.layout.mesh.ranks_per_node):
             yield Change.of(**{f"parallel__{axis}__size": size}, **rest)
 
 
-def same_rows(run: Resolved, factor: Fraction | int) -> dict[str, Any]:
+def same_rows(resolved: Resolved, factor: Fraction | int) -> dict[str, Any]:
     """Return settings that keep the rows of a step with `factor` times as many microbatches on a data rank."""
-    batch, count = run.spec.batch, run.batch.accumulate * factor
+    batch, count = resolved.spec.batch, resolved.batch.accumulate * factor
     if isinstance(batch.accumulate, Auto) and not isinstance(batch.rows, Auto):
         return {}
     return {"batch__accumulate": max(1, int(count))}
@@ -164,18 +164,20 @@ def _text(value: Any) -> str:
 WAITS: Final = 0.20  # share of a step, above which a pipeline wastes more than most runs do
 
 
-def check_costs(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge) -> Estimates:
+def check_costs(
+    resolved: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge
+) -> Estimates:
     """Report expensive parts of a run; return its estimates, with remedies if memory does not suffice.
 
     judge: estimates a changed spec on the same number of ranks.
     """
-    _check_nodes(run, found)
+    _check_nodes(resolved, found)
     if not CLUSTERS[cluster.preset].known:
         return estimates  # there are no limits to compare the estimates with
-    estimates = _check_memory(run, cluster, estimates, found, judge)
-    _check_bubble(run, estimates, found)
-    _check_need(run, cluster, estimates, found, judge)
-    _check_stuck(run, estimates, found)
+    estimates = _check_memory(resolved, cluster, estimates, found, judge)
+    _check_bubble(resolved, estimates, found)
+    _check_need(resolved, cluster, estimates, found, judge)
+    _check_stuck(resolved, estimates, found)
     return estimates
 
 
@@ -213,13 +215,13 @@ def check_failures(plan: Plan, found: Findings) -> None:
 
 
 @checks("health.stuck", reads="*")
-def _check_stuck(run: Resolved, estimates: Estimates, found: Findings) -> None:
+def _check_stuck(resolved: Resolved, estimates: Estimates, found: Findings) -> None:
     """Check that computing ranks are not taken for stuck ranks: they report every microbatch, in a pipeline every
     step."""
-    stuck, times, piped = run.spec.fault_tolerance.stuck, estimates.times, run.size("pp") > 1
+    stuck, times, piped = resolved.spec.fault_tolerance.stuck, estimates.times, resolved.size("pp") > 1
     if stuck is None or times is None:
         return
-    longest = times.slow if piped else times.slow / run.batch.accumulate
+    longest = times.slow if piped else times.slow / resolved.batch.accumulate
     if longest < stuck.value:
         return
     what = "a step of the pipeline" if piped else "a microbatch"
@@ -227,7 +229,9 @@ def _check_stuck(run: Resolved, estimates: Estimates, found: Findings) -> None:
     found.warn("health.stuck", "W606", "fault_tolerance.stuck", message, f"use {ceil(longest / 30)} min or more")
 
 
-def _check_memory(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge) -> Estimates:
+def _check_memory(
+    resolved: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge
+) -> Estimates:
     rule, need, device = "memory.device", fullest(estimates), cluster.memory_bytes
     if device is None:
         found.unknown(rule, f"the fullest rank needs {bytes_text(need)}, and the memory of a device is unknown")
@@ -236,11 +240,11 @@ def _check_memory(run: Resolved, cluster: Hardware, estimates: Estimates, found:
     if need <= (1 - TIGHT) * device:
         found.passed(rule, f"{share}, {1 - need / device:.0%} free")
         return estimates
-    estimates = evolve(estimates, remedies=remedies(run, cluster, judge))
+    estimates = evolve(estimates, remedies=remedies(resolved, cluster, judge))
     certain = max(each.memory.states + each.memory.unsharded for each in estimates.classes)
     if need <= device:
         message = f"{share} leave {1 - need / device:.0%} free, less than {TIGHT:.0%}"
-    elif certain > device and not run.spec.parallel.fsdp.offload:
+    elif certain > device and not resolved.spec.parallel.fsdp.offload:
         least = f"{bytes_text(certain)} of {bytes_text(device)}"
         message = f"model states and the parameters that fsdp gathers alone take {least}"
     else:
@@ -261,54 +265,54 @@ def _remedies_text(estimates: Estimates, device: int) -> str:
     return f"use {', or '.join(shown)}"
 
 
-def _check_bubble(run: Resolved, estimates: Estimates, found: Findings) -> None:
-    if run.size("pp") == 1:
+def _check_bubble(resolved: Resolved, estimates: Estimates, found: Findings) -> None:
+    if resolved.size("pp") == 1:
         return
     rule, message = "pipeline.bubble", f"the pipeline bubble is {estimates.bubble:.0%} of a step"
     if estimates.bubble <= WAITS:
         found.passed(rule, message)
         return
-    found.warn(rule, "W424", "parallel.pp.schedule", message, _fuller(run))
+    found.warn(rule, "W424", "parallel.pp.schedule", message, _fuller(resolved))
 
 
-def _fuller(run: Resolved) -> str:
+def _fuller(resolved: Resolved) -> str:
     """Return a remedy for waiting in a pipeline: more stages per rank, which take turns, or more microbatches."""
-    size, count, schedule = run.size("pp"), run.batch.accumulate, run.spec.parallel.pp.schedule
-    now = run.staging.stages_per_rank if schedule == "interleaved_1f1b" else 1
+    size, count, schedule = resolved.size("pp"), resolved.batch.accumulate, resolved.spec.parallel.pp.schedule
+    now = resolved.staging.stages_per_rank if schedule == "interleaved_1f1b" else 1
     rounds = count % max(count // size, 1) == 0
     for stages in (4, 2):
-        if now < stages and rounds and size * stages <= run.architecture.blocks and schedule in ("gpipe", "1f1b"):
+        if now < stages and rounds and size * stages <= resolved.architecture.blocks and schedule in ("gpipe", "1f1b"):
             sets = f"parallel.pp.schedule=interleaved_1f1b, parallel.pp.stages_per_rank={stages}"
             return f"use {sets}: about {waiting(size, stages * count):.0%}"
     return f"use twice the microbatches, {2 * count}: about {waiting(size, 2 * now * count):.0%}, or fewer stages"
 
 
-def _check_nodes(run: Resolved, found: Findings) -> None:
-    tp, rule = run.size("tp"), "mesh.tp.nodes"
+def _check_nodes(resolved: Resolved, found: Findings) -> None:
+    tp, rule = resolved.size("tp"), "mesh.tp.nodes"
     if tp == 1:
         return
-    axis = next(axis for axis in run.layout.mesh.axes if axis.name == "tp")
+    axis = next(axis for axis in resolved.layout.mesh.axes if axis.name == "tp")
     if axis.crosses_nodes:
-        inside = run.layout.mesh.ranks_per_node
+        inside = resolved.layout.mesh.ranks_per_node
         message = f"tp {tp} crosses machines of {inside} ranks, and exchanges activations in every layer"
         found.warn(rule, "W425", "parallel.tp.size", message, f"use tp {largest_divisor(tp, inside)}, or fewer")
     else:
         found.passed(rule, f"the ranks of tp {tp} are on one machine")
 
 
-def _check_need(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge) -> None:
+def _check_need(resolved: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge) -> None:
     """Warn of tensor parallelism where fsdp alone would do: smaller products and waiting in each layer cost 15 to 20
     points of MFU in published runs (KempnerForge on H200, 7 B to 13 B parameters)."""
-    tp, parallel = run.size("tp"), run.spec.parallel
+    tp, parallel = resolved.size("tp"), resolved.spec.parallel
     if tp == 1:
         return
     rule, device, times = "mesh.tp.need", cluster.memory_bytes, estimates.times
     if device is None or times is None:
         found.unknown(rule, "whether fsdp alone would do is unknown without the cluster's memory and speed")
         return
-    sizes = {"parallel__fsdp__size": run.size("fsdp") * tp} if isinstance(parallel.fsdp.size, int) else {}
-    change = Change.of(parallel__tp__size=1, **sizes, **same_rows(run, Fraction(1, tp)))
-    without = judge(change.applied(run.spec))
+    sizes = {"parallel__fsdp__size": resolved.size("fsdp") * tp} if isinstance(parallel.fsdp.size, int) else {}
+    change = Change.of(parallel__tp__size=1, **sizes, **same_rows(resolved, Fraction(1, tp)))
+    without = judge(change.applied(resolved.spec))
     if without is None or without.times is None:
         found.passed(rule, f"there are not enough rows without tp {tp}")
         return

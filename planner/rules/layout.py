@@ -420,15 +420,15 @@ class FittedTeacher:
     shape: TeacherShape
     layout: Layout
 
-    def resolved(self, run: Resolved) -> Resolved:
+    def resolved(self, resolved: Resolved) -> Resolved:
         """Return the teacher as nodes and estimates take a model: frozen, and in the run's compute format."""
-        arch, compute = self.shape.architecture, run.formats.compute
+        arch, compute = self.shape.architecture, resolved.formats.compute
         everything = frozenset(tensor.name for tensor in parameters(arch))
         return Resolved(
             spec=self.spec,
             architecture=arch,
             layout=self.layout,
-            batch=run.batch,
+            batch=resolved.batch,
             training=(),
             phases=(),
             formats=Formats(params=compute, compute=compute, reduce=compute),

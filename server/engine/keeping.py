@@ -136,7 +136,8 @@ def export(folder: Path, slots: Slots, shape: AdapterShape, values: Mapping[str,
     arch, trained = slots.shaped(shape.rank), slots.trained(shape)
     usual = FORMATS[KINDS[next(iter(values.values())).dtype]]
     file = lay_out_adapter(arch, trained, lambda parameter, name: usual)
-    config = peft_config(arch, trained, base, planned(slots.adapter, PlannedAdapter).for_peft)
+    assert arch.adapter is not None
+    config = peft_config(arch, trained, base, planned(arch.adapter, PlannedAdapter).for_peft)
     with new_folder(folder) as to:
         durable.write(to / PEFT_CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
         writer = WeightsWriter((file,), values.__getitem__, to, lambda *progress: None)

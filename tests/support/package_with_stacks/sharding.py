@@ -25,9 +25,9 @@ class Sharding(PlannedStack):
     unsupported: ClassVar[Mapping[str, str]] = dict.fromkeys(("tp", "pp", "cp", "ep"), "has no axis but fsdp")
     beside = (FSDP, ROOT, EXPERTS)
 
-    def shard(self, graph: Builder, run: Resolved, last: str) -> str:
-        return add_fsdp(graph, run, last)
+    def shard(self, graph: Builder, resolved: Resolved, last: str) -> str:
+        return add_fsdp(graph, resolved, last)
 
-    def calls(self, run: Resolved, stages: list[StageCosts], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
-        yield from gathers_of(run, stages, pp)
-        yield from sums_of(run, stages)
+    def calls(self, resolved: Resolved, stages: list[StageCosts], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
+        yield from gathers_of(resolved, stages, pp)
+        yield from sums_of(resolved, stages)

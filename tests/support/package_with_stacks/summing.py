@@ -33,13 +33,15 @@ class Summing(PlannedStack):
     }
     resuming: ClassVar[Mapping[str, str]] = {"tensors": "as many sums as there are parameters"}
 
-    def wrap(self, graph: Builder, run: Resolved, last: str) -> str:
-        args = {"tensors": len(run.inventory.tensors)}
-        does = f"{args['tensors']} gradients are summed one by one over {plural(run.size('replicate'), 'rank')}"
-        return graph.add("setup", self.node(), does, args=args, axes=run.wide("replicate"), after=((last, "model"),))
+    def wrap(self, graph: Builder, resolved: Resolved, last: str) -> str:
+        args = {"tensors": len(resolved.inventory.tensors)}
+        does = f"{args['tensors']} gradients are summed one by one over {plural(resolved.size('replicate'), 'rank')}"
+        return graph.add(
+            "setup", self.node(), does, args=args, axes=resolved.wide("replicate"), after=((last, "model"),)
+        )
 
-    def calls(self, run: Resolved, stages: list[StageCosts], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
-        if run.size("replicate") > 1:
-            for tensor in run.inventory.tensors:
-                size = prod(run.cuts.shape(tensor)) * BYTES[run.formats.params]
+    def calls(self, resolved: Resolved, stages: list[StageCosts], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
+        if resolved.size("replicate") > 1:
+            for tensor in resolved.inventory.tensors:
+                size = prod(resolved.cuts.shape(tensor)) * BYTES[resolved.formats.params]
                 yield CollectiveCall("replicate", "all_reduce", self.node(), size), 1
