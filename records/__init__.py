@@ -1,1 +1,1 @@
-"""What a run writes while it goes on, as typed values: what every key is called, its type, its unit and its meaning."""
+"""Records of a run as typed values: name, type, unit and meaning of every key."""

@@ -1,4 +1,4 @@
-"""What a server knows, in memory and in its database: nothing changes without rows, in the order of the changes.
+"""State of a server, in memory and in its database; every change writes rows, in the order of the changes.
 
 DIR/store.db        rows (`database.py`): things that exist, requests, results
 DIR/weights/ID      what an engine has saved or exported

@@ -14,7 +14,7 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 
 @frozen(kw_only=True)
 class Detail:
-    """How much of a plan a page shows.
+    """Extent of a plan page.
 
     full: everything. wraps: descriptions are wrapped instead of cut. rows: limit of every table.
     """

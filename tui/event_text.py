@@ -1,4 +1,4 @@
-"""What each event says, in words: the same for a line of a log file and for a list on a screen."""
+"""Texts of events, for lines of a log file and for lists on a screen."""
 
 from attrs import frozen
 

@@ -1,5 +1,5 @@
-"""Which run a user means, by the same rule as `xtrain control`, for runs that have ended as well; and the runs that a
-run can be compared with."""
+"""The run that a user means, running or ended, by the same rule as `xtrain control`; and the runs that it can be
+compared with."""
 
 import os
 import time
@@ -119,7 +119,7 @@ class FoundRun:
 
     @property
     def ended(self) -> str:
-        """How the run ended by its records: `finished`, `failed` or `stopped`; "" if it has not ended."""
+        """Outcome of the run by its records: `finished`, `failed` or `stopped`; "" while it runs."""
         return next((word for status, word in ENDED.items() if status == self.status), self.status)
 
     def _is_locked(self, name: str) -> bool | None:

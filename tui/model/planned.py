@@ -1,7 +1,7 @@
-"""What was planned: `plan.json` as values, for whoever compares it with what happens.
+"""`plan.json` as values, to compare with the records of its run.
 
 The file is read as JSON, without the planner: it may come from another version. Numbers are those of the file, none is
-computed anew. What is missing, or is of another type, reads as None or empty.
+computed again. What is missing, or is of another type, reads as None or empty.
 """
 
 from bisect import bisect_left, bisect_right

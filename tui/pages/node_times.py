@@ -1,4 +1,4 @@
-"""How long the nodes of a plan take in a run: set-up, the nodes of a step on all ranks, and what happens in between."""
+"""Times of a plan's nodes in a run: set-up, nodes of a step on all ranks, and what happens between steps."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
