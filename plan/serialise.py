@@ -1,7 +1,7 @@
 """Reader and writer of `Plan` as JSON, its id, and the note of how it was made.
 
 The text holds the plan once, followed by views for other programs, rank by rank. Only the plan itself is read back;
-views are derived from it again. For `xtrain drift`, a saved plan also holds the version, the source digest and the
+views are derived from it again. For the check of drift, a saved plan also holds the version, the source digest and the
 `--set` texts that it was made with.
 """
 

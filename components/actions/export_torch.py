@@ -60,7 +60,7 @@ def export(
         begin, number = time.perf_counter(), begun.state.progress.step
         folder = Path(to.replace("{step}", str(number)))
         if collective.first(lambda: os.path.lexists(folder)):
-            message = f"{folder} is there already, and is left as it is: the model of step {number:,} is not exported"
+            message = f"{folder} already exists and is not replaced: the model of step {number:,} is not exported"
             records.warn(message, step=number, code="X723")
             return
         reshard(model)  # parameters have the names of their shards only inside this context

@@ -157,7 +157,7 @@ FILES: dict[str, Damage] = {
     "quantised": Damage(file(ONE, safetensors(LLAMA, {QUERY: "F8_E4M3"})), "X524", (QUERY, "F8_E4M3", ONE)),
     "cut off": Damage(file(ONE, safetensors(LLAMA)[:-10]), "X524", ("cut off", ONE, "layers.1.mlp.down_proj")),
     "cut off in its header": Damage(file(ONE, safetensors(LLAMA)[:100]), "X524", ("header", ONE)),
-    "something behind": Damage(file(ONE, safetensors(LLAMA) + b"x"), "X524", ("behind its last tensor", ONE)),
+    "something behind": Damage(file(ONE, safetensors(LLAMA) + b"x"), "X524", ("bytes after its last tensor", ONE)),
     "empty": Damage(file(ONE, b""), "X524", (ONE, "not a safetensors file")),
     "a zip": Damage(file(ONE, b"PK\3\4" + bytes(100)), "X524", (ONE, "pickle", "save_pretrained")),
     "a pickle": Damage(file(ONE, pickle.dumps({"a": 1}, protocol=2)), "X524", (ONE, "pickle", "save_pretrained")),

@@ -465,7 +465,7 @@ def test_who_starts_several_machines_again(monkeypatch, tmp_path, launcher, node
     Path("spec.xtrain").write_text(text[: text.index("launcher")] + more)
     compiled = plan_from_path("spec.xtrain")
     said = compiled.diagnostics.render(color=False)
-    assert ("W401]: restarts changes nothing" in said) is bool(hint) and hint in said
+    assert ("W401]: restarts has no effect" in said) is bool(hint) and hint in said
     again = "up to 10" if "launcher." in hint else None if hint else "up to 3"
     assert re.findall(r"RESTARTS +(.*), each from the last checkpoint", shown(compiled.plan)) == [again] * bool(again)
 

@@ -192,7 +192,7 @@ def test_arguments_of_own_parts_and_trackers_are_hidden_and_arrive(own, monkeypa
     monkeypatch.setenv("KEY", "SECRET456")
     other = planned(OWN).plan
     assert other.config_id != plan.config_id
-    with pytest.raises(EnvironmentFault, match="KEY, an argument of the source `lines`, has another value") as caught:
+    with pytest.raises(EnvironmentFault, match="KEY, an argument of the source `lines`, has changed") as caught:
         list(user_source(options, own))
     assert caught.value.code == "X713" and "SECRET" not in str(caught.value)
     said = render_diff(compare_plans(plan, other), ("a", "b"))

@@ -103,7 +103,7 @@ REFUSED = [
     ("loss cross_entropy { focal = 2.0 }", "", "the loss is cross_entropy"),
     ("parallel { pp 2 { schedule = zero_bubble } }", "", "splits the backward"),
     ("adapter lora { rank = 2 }", "", "an adapter"),
-    ("", ", frozen = [embed_tokens]", "all of the model"),
+    ("", ", frozen = [embed_tokens]", "the whole model"),
     ("compile { mode = default }", "", "compiled"),
 ]
 

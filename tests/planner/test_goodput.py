@@ -87,7 +87,7 @@ def test_more_failures_than_restarts_are_a_warning():
     plan, codes = planned(", mtbf = 30000 h", "checkpoint { enabled = false }")
     found = goodput_of(plan)
     assert found is not None and (found.interval, found.share, found.failures) == (inf, 0, None)
-    assert codes == ["W432"] and "begins anew" in render(plan)
+    assert codes == ["W432"] and "restarts it from step 0" in render(plan)
 
 
 def test_a_plan_shows_failures_goodput_and_the_best_interval():
@@ -106,7 +106,7 @@ def test_a_plan_shows_failures_goodput_and_the_best_interval():
 def test_a_run_that_does_not_get_on_is_told_of(more, better):
     found = plan_from_text(SPEC.format(more=more, rest="every 5k steps checkpoint"), "failing.xtrain")
     (warning,) = [each for each in found.diagnostics if each.code == "W432"]
-    assert "does not get on" in warning.message and better in (warning.hint or ""), warning
+    assert "makes no progress" in warning.message and better in (warning.hint or ""), warning
     goodput = goodput_of(found.plan)
     assert goodput is not None and goodput.stands
 

@@ -419,8 +419,8 @@ def edge(before, after):
 
 @pytest.mark.parametrize(("nodes", "edges", "message"), [
     (("a", "a"), (), "same id"),
-    (("a", "b"), (("a", "c"), ("a", "b")), "not there"),
-    (("a", "b", "c"), (("a", "b"), ("b", "c"), ("c", "b")), "circle"),
+    (("a", "b"), (("a", "c"), ("a", "b")), "missing node"),
+    (("a", "b", "c"), (("a", "b"), ("b", "c"), ("c", "b")), "cycle"),
     (("a", "b", "c"), (("a", "b"),), "nothing leads from a to c"),
 ])  # fmt: skip
 def test_a_graph_that_cannot_be_executed_is_refused(nodes, edges, message):

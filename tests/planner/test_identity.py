@@ -45,7 +45,7 @@ def test_defaults_written_out_change_nothing(make_plan, base):
         model="model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, ffn = 192, vocab = 258 }",
         scheduler="scheduler constant { warmup = 0 steps }",
         precision="precision { params = fp32, compute = fp32 }",
-        every="every 1 step log\nevery 5 steps checkpoint",
+        every="every 1 step log\nevery 25 steps checkpoint",
     )
     assert (other.id, other.config_id) == (base.id, base.config_id)
 

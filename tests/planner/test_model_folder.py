@@ -432,9 +432,9 @@ def test_a_folder_with_fewer_rows_than_the_tokenizer_has_ids_gets_more(folder: F
     (why,) = (entry.how for entry in plan.provenance if entry.path == "model.vocab")
     assert why == "200 rows of model, and 58 for further ids of the tokenizer"
     ((code, text),) = errors(folder.plan('"model" { vocab = tokenizer }', more="adapter lora { rank = 2 }"))
-    assert code == "X506" and "adds 58 rows, which an adapter leaves as they begin" in text
+    assert code == "X506" and "adds 58 rows, which an adapter leaves untrained" in text
     ((code, text),) = errors(folder.plan('"model" { vocab = tokenizer, frozen = ["lm_head"] }'))
-    assert code == "X506" and "adds 58 rows, which `frozen` leaves as they begin" in text
+    assert code == "X506" and "adds 58 rows, which `frozen` leaves untrained" in text
     assert folder.plan('"model" { vocab = tokenizer, frozen = ["layers.0"] }').plan is not None
 
 

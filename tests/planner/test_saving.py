@@ -71,7 +71,7 @@ def test_weights_are_read_where_they_are_drawn_and_a_full_state_takes_their_plac
 def test_of_two_beginnings_one_changes_nothing(compiled):
     said = compiled(checkpoint='checkpoint { from = "a", pretrained = "b" }').diagnostics
     assert [d.code for d in said] == ["W501", "W401"]  # there is no `a` yet
-    assert "pretrained changes nothing" in said.render()
+    assert "pretrained has no effect" in said.render()
 
 
 @pytest.mark.parametrize(("every", "block", "code", "words"), [
@@ -81,8 +81,8 @@ def test_of_two_beginnings_one_changes_nothing(compiled):
     (EVERY, "best = eval.code.acc", "X620", ("measure loss, bits_per_byte", "write `best = eval.code.loss`")),
     (EVERY, "best = eval.code.lss, best_is = lowest", "X620", ("did you mean `loss`?",)),
     (EVERY, "best = hook.quality.score, best_is = highest", "X620", ("there is no such hook", "hooks: none")),
-    ("", "overlap = latest", "W401", ("overlap changes nothing",)),
-    ("", "enabled = false, keep = 1", "W401", ("keep changes nothing",)),
+    ("", "overlap = latest", "W401", ("overlap has no effect",)),
+    ("", "enabled = false, keep = 1", "W401", ("keep has no effect",)),
 ])  # fmt: skip
 def test_what_is_said(compiled, every, block, code, words):
     said = compiled(every=every, checkpoint=f"checkpoint {{ {block} }}").diagnostics

@@ -63,7 +63,7 @@ def test_what_a_cluster_says_better_is_taken():
 def test_what_nobody_knows_is_said_and_in_no_sum():
     plan, _ = planned("", "compile { mode = default }")
     assert {part.name for part in startup_of(plan).unknown} == {"weights", "compile"}
-    assert "without weights, compile, which nobody knows" in render(plan)
+    assert "plus weights, compile (unknown)" in render(plan)
     text = render(plan, parts=["training"])
     assert "no cluster.storage" in text and "no cluster.compile" in text
 

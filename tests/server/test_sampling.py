@@ -117,7 +117,7 @@ def test_stops_prompts_and_candidates(served: Served) -> None:
     ([1], {"prompt_alt_tokens_k": 2}, {}, "prompt_alt_tokens_k is not offered"),
     ([1], {"prompt_logprobs_last_n": 1}, {}, "prompt_logprobs_last_n is not offered"),
     ([1], {"target_prompt_logprobs": {"data": [1]}}, {}, "target_prompt_logprobs is not offered"),
-    ([1], {"prompt": {"chunks": [{"type": "image"}]}}, {}, "no text"),
+    ([1], {"prompt": {"chunks": [{"type": "image"}]}}, {}, "not text"),
 ])  # fmt: skip
 def test_mistakes_are_named(
     served: Served, tokens: list[int], more: dict[str, Any], params: dict[str, Any], words: str

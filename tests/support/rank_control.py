@@ -110,5 +110,5 @@ def unwritten(rank: int) -> None:
         def write_whole(path: Path, write: Any) -> int:
             raise OSError(28, "No space left on device", str(path))
 
-        for module in ("places", "profile", "snapshot"):
-            importlib.import_module(f"xtrain.runtime.profiling.{module}").write_whole = write_whole
+        for module in ("loop.memory_report", "inspect.profile", "inspect.memory_snapshot"):
+            importlib.import_module(f"xtrain.runtime.{module}").write_whole = write_whole

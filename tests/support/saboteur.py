@@ -62,7 +62,7 @@ AT_SETUP = """
         raise RuntimeError("this rank does not come up")
 """
 PLACES = {
-    AT_STEP: "xtrain.runtime.base.state",
+    AT_STEP: "xtrain.runtime.nn.batch",
     AT_SAVE: "xtrain.runtime.store.writing",
     AT_SETUP: "xtrain.runtime.nn.optimizer",
 }

@@ -68,10 +68,10 @@ def test_where_the_special_tokens_come_from(files: dict, expected: tuple[int, in
 
 @pytest.mark.parametrize(("content", "message"), [
     ('{"bos_token": null, "eos_token": null}', r"neither a bos nor an eos[^\n]*\n.*tokenizer_config\.json"),
-    ('{"bos_token": 7}', "special tokens cannot be read: 7 is no token"),
+    ('{"bos_token": 7}', "special tokens cannot be read: 7 is not a token"),
     ('{"added_tokens_decoder": {"x": "<a>"}}', "special tokens cannot be read: invalid literal"),
     ('{"added_tokens_decoder": {"1": {"content": "<a>", "special": 1}}}', 'flag of token "<a>" is neither true nor'),
-    ('{"extra_special_tokens": [[]]}', r"special tokens cannot be read: \[\] is no token"),
+    ('{"extra_special_tokens": [[]]}', r"special tokens cannot be read: \[\] is not a token"),
     ("{", "invalid JSON"),
     ("[]", "not a JSON object"),
 ])  # fmt: skip

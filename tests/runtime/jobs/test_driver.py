@@ -137,7 +137,7 @@ def test_a_sweep_without_any_value_is_no_success(tmp_path: Path, monkeypatch, ca
     path = write_spec(tmp_path, "method random, trials = 2, retries = 0")
     sweep = driver(path, WrittenTrials(Random(0), chance=1.0))
     sweep._lock.close()
-    with pytest.raises(Refused, match=r"no trial has a value of eval.lines.loss at its end") as refused:
+    with pytest.raises(Refused, match=r"no trial has a final value of eval.lines.loss") as refused:
         run_sweep._drive(sweep.plan, sweep.trials, sweep.launcher, "none")
     assert refused.value.code == 1
     assert main(["sweep", "show", sweep.plan.folder, "--csv", "/dev/full"]) == 3

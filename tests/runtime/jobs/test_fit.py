@@ -133,7 +133,7 @@ def test_the_command_fits_runs_and_a_plan_shows_what_follows(tmp_path: Path, mon
     assert found["loss"] == pytest.approx(law.fitted.loss(found["parameters"], found["tokens"]))
     assert found["beyond"] == 1.0
     assert xtrain("fit-law", "runs/16-10", cwd=tmp_path).returncode == 2
-    assert "is no metric" in xtrain("fit-law", "runs", "--metric", "loss", cwd=tmp_path).stderr
+    assert "is not a metric" in xtrain("fit-law", "runs", "--metric", "loss", cwd=tmp_path).stderr
     with (tmp_path / "runs" / "32-30" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 30, "time": 1.0, "tokens": 7680, "eval/web/loss": NaN}\n')
     assert "32-30 ended with eval.web.loss nan" in xtrain("fit-law", "runs", cwd=tmp_path).stderr

@@ -58,7 +58,7 @@ def test_products_of_a_block_are_fused_with_what_travels(monkeypatch):
 def test_a_device_without_such_memory_is_refused():
     rank = Rank(rank=0, local_rank=0, world_size=2, data_rank=0, data_ranks=1, device=torch.device("cpu"),
                 pipeline_ranks=1, coordinates={"tp": 0})  # fmt: skip
-    with pytest.raises(EnvironmentFault, match="CUDA devices share, and the device is cpu") as refused:
+    with pytest.raises(EnvironmentFault, match="shared memory of CUDA devices, but the device is cpu") as refused:
         overlap_products(rank, None)  # pyright: ignore[reportArgumentType]
     assert refused.value.code == "X446"
 

@@ -109,7 +109,7 @@ def test_the_plan_has_the_model_its_memory_and_its_forward(tmp_path: Path):
 def test_what_is_no_reward_model_is_said(tmp_path: Path):
     wrong: dict[str, tuple[str, str]] = {}
     saved(tmp_path / "writes", head="CausalLM")
-    wrong["writes"] = ("X524", "no head of rewards")
+    wrong["writes"] = ("X524", "no reward head")
     saved(tmp_path / "other", vocab_size=300)
     wrong["other"] = ("X441", "vocabulary of 300")
     for name, (code, message) in wrong.items():

@@ -245,7 +245,7 @@ def test_another_base_is_refused_and_little_is_kept_by_bf16(tmp_path: Path, caps
     directory = run_of(plan_on(tmp_path), tmp_path)
     assert main(["merge", str(directory), "--to", str(tmp_path / "coarse"), "--dtype", "bf16"]) == 0
     said = capsys.readouterr().out
-    assert "the format keeps least of layers." in said and "merge.json has all" in said
+    assert "rounding to the format affects layers." in said and "merge.json has all" in said
     report = json.loads((tmp_path / "coarse" / "merge.json").read_text())
     assert all(0 < each["error"] < 1 and each["unchanged"] < 1 for each in report.values())
 
