@@ -34,7 +34,9 @@ batch {{ sequence = 512, accumulate = 8 }}
 optimizer adamw {{ lr = 3e-4 }}
 """
 LONG: Final = timedelta(minutes=10)
-PROGRAM: Final = "from xtrain.runtime.loop import executor, worker; from xtrain.runtime.base.ops import load_ops; load_ops()"
+PROGRAM: Final = (
+    "from xtrain.runtime.loop import executor, worker; from xtrain.runtime.base.ops import load_ops; load_ops()"
+)
 
 
 def imports() -> Iterator[dict[str, Any]]:

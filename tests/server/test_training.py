@@ -192,7 +192,7 @@ class Held(NumpyEngine):
     ([row(1, target_tokens=np.full(9, 64))], "cross_entropy", ("target_tokens", "0..63")),
     ([row(1, target_tokens=np.full(9, -1))], "cross_entropy", ("target_tokens", "0..63")),
     ([row(1, target_tokens=np.ones(9, "<f4"))], "cross_entropy", ("int64",)),
-    ([row(1), row(2, target_tokens=np.ones((9, 0), "<i8"))], "cross_entropy", ("data[1]", "target_tokens", "lacks a n")),
+    ([row(1), row(2, target_tokens=np.ones((9, 0), "<i8"))], "cross_entropy", ("data[1]", "target_tokens", "lacks a")),
     ([row(1, 300)], "cross_entropy", ("data[0]", "300 tokens", "256")),
     ([datum(np.array([99]), {"target_tokens": np.array([1])})], "cross_entropy", ("model_input", "0..63")),
     ([], "cross_entropy", ("empty",)),
