@@ -9,7 +9,7 @@ from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import Role, at_least, positive, setting
 from xtrain.dsl.values import Quantity
 
-ACTIONS: Final = Registry["Action"]("action", "actions")
+ACTIONS: Final = Registry["Action"]("action", "actions", contract="xtrain.contracts.actions.PlannedAction")
 TURN_OF_LOG: Final = 1
 TURN_OF_SAVE: Final = 2
 # Op shared by all actions that are user functions.

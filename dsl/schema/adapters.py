@@ -13,7 +13,9 @@ from xtrain.dsl.schema.optimizers import OF_STEP, Optimizer
 from xtrain.dsl.schema.setting import Auto, Role, TextCheck, file_path, is_unspoken, label, setting, settings_of
 
 DROPOUT_CHUNK: Final = 2**20  # input elements per dropout draw
-ADAPTERS: Final = Registry["Adapter"]("adapter", "adapters", op="setup.adapter")
+ADAPTERS: Final = Registry["Adapter"](
+    "adapter", "adapters", op="setup.adapter", contract="xtrain.contracts.models.PlannedAdapter"
+)
 
 
 def trained_in_full() -> Any:

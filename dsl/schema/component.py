@@ -150,8 +150,9 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     they define. User functions are known only to the spec that uses them and are not registered. `DEFAULT` of the
     folder names the component of a spec without the block, which also replaces an invalid call; without `DEFAULT` it is
     the first component. key: the attribute with the name of a component. call: the form of a call without arguments;
-    empty for blocks. op: see `of_ops`. order: sort key of the components; the default is the default component first,
-    then by name.
+    empty for blocks. op: see `of_ops`. contract: full name of the class that every component must subclass; a package
+    whose component does not is in `faults`. order: sort key of the components; the default is the default component
+    first, then by name.
     """
 
     _offers: ClassVar[str] = "xtrain"
@@ -173,9 +174,11 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         *,
         call: str = "",
         op: str = "",
+        contract: str = "",
         order: Callable[[type[C]], Any] | None = None,
     ) -> None:
         self.word, self.folder, self.key, self.call, self._order = word, folder, key, call, order
+        self._contract = contract
         self._own: dict[str, type[C]] = {}
         self._user: type[C] | None = None
         if call:
@@ -200,11 +203,19 @@ class Registry(Generic[C], Mapping[str, type[C]]):
             assert known is None or known.__module__ == component.__module__, f"{self.word} {name} is defined twice"
             ours = component.__module__.startswith(f"{PACKAGE}.")
             assert ours or name not in self._files, f"{self.word} {name} is defined twice"
+            self._check_contract(component)
             self._own[name] = component
             component.offer = Offer(self.word, name, "xtrain" if ours else Registry._offers)
             return component
 
         return add
+
+    def _check_contract(self, component: type[C]) -> None:
+        """Raise TypeError for a component that lacks the methods which planning calls."""
+        module, _, name = self._contract.rpartition(".")
+        names = {(base.__module__, base.__name__) for base in component.__mro__}
+        if self._contract and (module, name) not in names:
+            raise TypeError(f"{component.__name__} does not subclass {name}; import it from {module}")
 
     def user(self, component: type[C]) -> type[C]:
         """Register the base class of user functions, a `UserComponent` (decorator)."""

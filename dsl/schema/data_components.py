@@ -48,7 +48,7 @@ def packing_of(method: str | None) -> type[Packing]:
     return PACKINGS.default if method is None else PACKINGS[method]
 
 
-SOURCES: Final = Registry["Source"]("source", "sources", call="{}()")
+SOURCES: Final = Registry["Source"]("source", "sources", call="{}()", contract="xtrain.contracts.data.PlannedSource")
 
 
 @SOURCES.base
@@ -185,7 +185,13 @@ def may_give(takes: str) -> tuple[str, ...]:
     return tuple(kind for kind in KINDS[KINDS.index(takes) :] if kind not in _LAID_OUT)
 
 
-LINKS: Final = Registry["Link"]("collator", "collators", call="{}", order=lambda link: KINDS.index(link.takes))
+LINKS: Final = Registry["Link"](
+    "collator",
+    "collators",
+    call="{}",
+    contract="xtrain.contracts.data.PlannedLink",
+    order=lambda link: KINDS.index(link.takes),
+)
 
 
 @LINKS.base

@@ -21,7 +21,7 @@ from xtrain.dsl.schema.setting import (
     settings_of,
 )
 
-FAMILIES: Final = Registry["Model"]("model", "families", key="family")
+FAMILIES: Final = Registry["Model"]("model", "families", key="family", contract="xtrain.contracts.models.PlannedModel")
 FFN_MULTIPLE: Final = 64
 # Metadata key of the attribute that a label fills if it is not a family name.
 FOLDER: Final = "folder"

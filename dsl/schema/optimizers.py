@@ -48,7 +48,9 @@ class StateTensor:
         return tuple(shape)
 
 
-OPTIMIZERS: Final = Registry["Optimizer"]("optimizer", "optimizers", op="setup.optimizer")
+OPTIMIZERS: Final = Registry["Optimizer"](
+    "optimizer", "optimizers", op="setup.optimizer", contract="xtrain.contracts.optimizers.PlannedOptimizer"
+)
 
 
 def learning_rate() -> Any:

@@ -18,7 +18,7 @@ from xtrain.dsl.schema.setting import (
     setting,
 )
 
-STACKS: Final = Registry["Stack"]("stack", "stacks")
+STACKS: Final = Registry["Stack"]("stack", "stacks", contract="xtrain.contracts.stacks.PlannedStack")
 PREFIX: Final = "setup.parallel."
 
 

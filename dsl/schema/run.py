@@ -198,7 +198,7 @@ class Checkpoint:
         return "highest" in (self.best_is, self.best.better if self.best and self.best_is == "auto" else None)
 
 
-TRACKERS: Final = Registry["Tracker"]("tracker", "trackers")
+TRACKERS: Final = Registry["Tracker"]("tracker", "trackers", contract="xtrain.contracts.run.PlannedTracker")
 # Prefix of the op and node of a tracker.
 OP: Final = "setup.log."
 

@@ -316,8 +316,12 @@ def test_components_subclass_their_contract(registry: Registry, contract: type[C
     class Old(contract.__mro__[1]):
         """A component of a package that knows only the class of the language."""
 
-    with pytest.raises(TypeError, match=f"Old does not subclass {contract.__name__} .* from xtrain.contracts"):
-        planned_class(Old, contract)
+    fields = {registry.key: attrs.field(default="old", type=str)}
+    made = attrs.make_class("Old", fields, bases=(Old,), frozen=True)
+    module = contract.__module__
+    with pytest.raises(TypeError, match=f"Old does not subclass {contract.__name__}; import it from {module}"):
+        registry.register()(made)
+    assert "old" not in registry
 
 
 def test_each_has_the_module_that_runs_it():
