@@ -217,7 +217,7 @@ INDICES: dict[str, Damage] = {
     "tensors without end": Damage(index({str(number): "a.safetensors" for number in range(200_001)}), "X524",
         (INDEX, "names 200,001 tensors")),
     "another folder": Damage(index({"a": "../a.safetensors"}), "X524", ("../a.safetensors", "is not in the folder")),
-    "an absolute path": Damage(index({"a": "/etc/passwd.safetensors"}), "X524", ("/etc/passwd", "is not in")),
+    "an absolute path": Damage(index({"a": "/etc/passwd.safetensors"}), "X524", ("/etc/passwd", "is not in the")),
     "a name with NUL": Damage(index({"a": "a\0.safetensors"}), "X524", ("`a`", "is not in the folder")),
     "a name that is no text": Damage(index({"a": "\ud800.safetensors"}), "X524", ("`a`", "is not in the folder")),
     "no name": Damage(index({"a": 3}), "X524", ("`a`", "is not in the folder")),

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -92,3 +93,10 @@ def test_no_two_classes_share_a_name():
         for path in (ROOT / room).rglob("*.py"):
             names.update(re.findall(r"^ *class (\w+)[(:\[]", path.read_text(), re.MULTILINE))
     assert len(names) > 800 and [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_linter_lists_every_module_on_the_http_side_of_the_server():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (listed,) = (each["source_modules"] for each in contracts if each["name"].startswith("The HTTP side"))
+    there = [f"xtrain.server.{path.stem}" for path in sorted((ROOT / "server").glob("*.py")) if path.stem != "__init__"]
+    assert sorted(listed) == there

@@ -63,11 +63,10 @@ COMMON = (
 )  # fmt: skip
 ALL = [pytest.param(registry, name, id=f"{registry.word} {name}") for registry in REGISTRIES for name in registry]
 
-# Files of dsl, planner and runtime in which the name of an action is that of another thing. In the dashboard and the
+# Files of the rooms below in which the name of an action is that of another thing. In the dashboard and the
 # command line they are words of `xtrain control`, verbs and kinds of events, which are named as what they are of.
 BLOCKS = ("planner/graph/provenance.py",)  # `checkpoint { … }`, `log { … }`
-COMMANDS = ("planner/graph/graph.py", "runtime/loop/commands.py", "runtime/loop/commands.py",
-            "runtime/jobs/launch.py")  # of `xtrain control`  # fmt: skip
+COMMANDS = ("planner/graph/graph.py", "runtime/loop/commands.py", "runtime/jobs/launch.py")  # of `xtrain control`
 OTHER_THINGS = {
     "fp8": ("plan/hardware.py", "dsl/schema/precision.py"),  # a format of products
     "int8": ("runtime/feed/sources/token_files.py",),  # a type of arrays
@@ -157,7 +156,8 @@ def test_no_other_file_names_it(registry: Registry, name: str):
     if name in COMMON:
         return
     action = registry is ACTIONS
-    rooms = ("dsl/", "planner/", "runtime/") if action else ("dsl/", "planner/", "runtime/", "tui/", "cli/")
+    rooms = ("dsl/", "text/", "plan/", "blocks/", "contracts/", "planner/", "runtime/", "server/engine/")
+    rooms += () if action else ("tui/", "cli/")
     others = OTHER_THINGS.get(name, ()) if action or registry in (STACKS, BASES, OPTIMIZERS, LOSSES) else ()
     assert not [path for path in quoted().get(name, ()) if path.startswith(rooms) and path not in others]
 

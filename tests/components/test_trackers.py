@@ -82,7 +82,7 @@ def test_a_spec_with_it_is_written_out_and_read_back(tmp_path, block):
 
 @pytest.mark.parametrize(("text", "code", "message"), [
     ("log { taly {} }", "X203", "did you mean `tally`?"),
-    ("log { tally = true }", "X210", "`tally` is a "),
+    ("log { tally = true }", "X210", "`tally` is a block"),
     ("log { tally { fil = 1 } }", "X203", "did you mean `file`?"),
     ("log { tally { file = 1 } }", "X301", "`file` must be a string"),
 ])  # fmt: skip

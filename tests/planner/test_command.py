@@ -42,7 +42,7 @@ for extra in ([], ["--json"]):
 loaded = {{name.partition(".")[0] for name in sys.modules}}
 heavy = {{"torch", "numba", "numpy", "textual", "rich", "tokenizers"}} & loaded
 assert not heavy, heavy
-assert not [name for name in sys.modules if name.startswith(("xtrain.runtime", "xtrain.tui"))]
+assert not [name for name in sys.modules if name.startswith(("xtrain.runtime", "xtrain.server.engine", "xtrain.tui"))]
 """
     done = started(code=code)
     assert done.returncode == 0, done.stderr

@@ -495,7 +495,7 @@ TEXT: dict[str, Any] = {
     ("X522", "quantized", {"quantization_config": {"quant_method": "fp8"}}),
     ("X522", "logit_scale", {"logit_scale": 0.5}),
     ("X522", "clip_qkv", {"text_config": {**TEXT, "clip_qkv": 8.0}}),
-    ("X522", "the model with images", {"text_config": {**TEXT, "final_logit_softcapping": 30.0}}),
+    ("X522", "alone but not the model with images", {"text_config": {**TEXT, "final_logit_softcapping": 30.0}}),
 ])  # fmt: skip
 def test_of_a_model_with_images_the_text_is_read(folder: Folder, code: str, word: str, changes: dict[str, Any]):
     path = folder.path / "model" / "config.json"

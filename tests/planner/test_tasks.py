@@ -79,10 +79,12 @@ def test_a_run_goes_on_with_the_same_tasks(make_plan):
 
 
 WRONG = {
-    "a shared mixture": ({"dataset": DATA.replace(", exact = true", "")}, "mixture", "same number of", "exact = true"),
+    "a shared mixture": ({"dataset": DATA.replace(", exact = true", "")}, "mixture", "need the same number of rows",
+        "exact = true"),
     "one alone": ({"chat": ""}, "task.sql", "`sql` is the only task", "`adapter` of the spec"),
     "no adapter": ({"chat": "task chat { optimizer sgd { lr = 0.1 } }"}, "task.chat", "has no adapter", "adapter lora"),
-    "an adapter beside": ({"adapter": "adapter lora {\n rank = 4 }"}, "adapter", "in addition to", "remove the"),
+    "an adapter beside": ({"adapter": "adapter lora {\n rank = 4 }"}, "adapter",
+        "in addition to the tasks' adapters", "remove the"),
     "an unknown dataset": ({"chat": CHAT.replace("task chat {", 'task chat { datasets = ["chats"],')},
         "task.chat.datasets", "reads the unknown dataset `chats`", "did you mean `chat`?"),
     "a dataset of two": ({"chat": CHAT.replace("task chat {", 'task chat { datasets = ["chat", "sql"],')},

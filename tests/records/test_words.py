@@ -18,7 +18,7 @@ def test_the_dashboard_and_the_command_line_write_none_out():
     words = {*EVENT_TYPES, *ControlWord, *ControlState, *EndStatus}
     assert words > COMMON
     found = []
-    for path in (path for room in ("tui", "cli") for path in (ROOT / room).rglob("*.py")):
+    for path in (path for room in ("tui", "cli", "text") for path in (ROOT / room).rglob("*.py")):
         texts = (each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Constant))
         found += [f"{path.relative_to(ROOT)}: {each.value}" for each in texts if each.value in words - COMMON]
     assert not found

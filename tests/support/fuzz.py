@@ -24,7 +24,7 @@ from pathlib import Path
 from instrument import install
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("blocks", "dsl", "plan", "planner")
+ROOMS = ("blocks", "contracts", "dsl", "plan", "planner")
 # What reads Python files of users and folders of models, to which texts alone do not come.
 OF_FILES = (
     "blocks.layer_reader", "blocks.user_layer", "dsl.checking.config_json", "dsl.checking.model_folder",

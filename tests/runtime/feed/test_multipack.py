@@ -190,7 +190,7 @@ def test_groups_are_packed_apart():
 def test_the_error_policy_and_bad_settings_are_those_of_sequential_packing():
     with pytest.raises(DataError, match="document 1 has 9 positions"):
         pack([9, 10, 11], 8, "error", 1, group=2)
-    with pytest.raises(DataError, match="lengths divisible by 3"):
+    with pytest.raises(DataError, match="padded to lengths divisible by 3"):
         pack([9], 8, "split", 3, group=2)
 
 

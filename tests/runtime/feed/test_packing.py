@@ -130,7 +130,8 @@ def test_settings_that_cannot_be_packed_with():
 
 @pytest.mark.parametrize(("capacity", "align"), [(8, 3), (8, 16), (8, 0), (8, -2)])
 def test_rows_that_are_no_multiple_of_what_documents_are_padded_to(capacity: int, align: int):
-    with pytest.raises(DataError, match=f"do not fit documents padded to lengths divisible by {align}"):
+    message = f"rows of 8 positions do not fit documents padded to lengths divisible by {align}"
+    with pytest.raises(DataError, match=message):
         pack([3], capacity, "split", align)
 
 
