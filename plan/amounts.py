@@ -244,14 +244,16 @@ def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:
 def _limit_of(name: str, amount: Quantity, batch: Arithmetic) -> int | None:
     """Return the step for `stop_at` and the number of steps for `stop_after`. None while it depends on data that is not
     counted."""
-    if amount.unit == "epochs":
-        epochs = float(amount.value)
+    in_shares = amount.unit == "%"
+    if amount.unit == "epochs" or (in_shares and batch.epochs is not None):
+        epochs = exact(amount.fraction) * exact(batch.epochs or 0) if in_shares else exact(float(amount.value))
         return batch.step_behind(epochs) if name == "stop_at" else batch.steps_in(epochs)
     tokens = batch.in_tokens(amount)
     if tokens is not None and (name == "stop_at" or amount.unit == "tokens"):
         return batch.sizes.steps_of(tokens)
-    known = counted(amount, batch)
-    return None if known is None else int(known.value)
+    if in_shares:
+        return None if batch.steps is None else share_of(amount.fraction, batch.steps)
+    return max(ceil(amount.value), 1)
 
 
 def limit_args(launch: Launch, batch: Arithmetic) -> dict[str, Any]:

@@ -198,7 +198,7 @@ class Arithmetic:
         ended = int(taken // self.epoch_rows)
         return ended if ended > (taken - self.row_sizes.at(step - 1)) // self.epoch_rows else None
 
-    def step_behind(self, epochs: float) -> int | None:
+    def step_behind(self, epochs: float | Fraction) -> int | None:
         """Return the first step (from 0) after `epochs` epochs; None until the data is counted."""
         if self.epoch_rows is None:
             return None
@@ -212,7 +212,7 @@ class Arithmetic:
             return ceil(rows * self.done_steps / self.done_rows) if rows else 0
         return max(0, sizes.steps_of(rows - self.done_rows + done))
 
-    def steps_in(self, epochs: float) -> int | None:
+    def steps_in(self, epochs: float | Fraction) -> int | None:
         """Return `epochs` epochs as a number of steps of full size, rounded up; None until the data is counted."""
         return None if self.epoch_rows is None else ceil(exact(epochs) * self.epoch_rows / self.rows)
 

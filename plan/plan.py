@@ -72,8 +72,8 @@ class PlanTick:
     """Recurring action. A plan sets one of `steps`, `tokens`, `seconds`, `epochs`, `fraction`; `nodes` run one after
     the other, then the run stops if `stop` is set.
 
-    Once the data is counted (`plan/timeline.py`), `tokens` are set in addition to `epochs`, and `steps` in addition to
-    a `fraction` of a budget in epochs. The tokens of some epochs need not be a whole number.
+    Once the data is counted (`plan/timeline.py`), `tokens` are set in addition to `epochs` or a `fraction` of a budget
+    in epochs. They need not be a whole number.
     """
 
     nodes: tuple[str, ...]

@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from xtrain.dsl.schema.actions import action_of
 from xtrain.dsl.schema.optimizers import SCHEDULERS
 from xtrain.dsl.spec import Spec
-from xtrain.plan.amounts import in_epochs, share_of, tokens_of, weights
+from xtrain.plan.amounts import in_epochs, tokens_of, weights
 from xtrain.plan.arithmetic import Arithmetic, arithmetic_of, counted, exact, rows_of_epoch
 from xtrain.plan.plan import Node, Plan, PlanPhase, PlanTick, StepStretch, Timeline, Uncounted
 from xtrain.plan.step_sizes import StepSizes
@@ -369,17 +369,21 @@ def _phase(phase: PlanPhase, batch: Arithmetic) -> PlanPhase:
 def _tick(tick: PlanTick, batch: Arithmetic) -> PlanTick:
     if tick.epochs is None and tick.fraction is None:
         return tick
-    epochs = tick.epochs if tick.fraction is None else exact(tick.fraction) * exact(batch.epochs or 0)
-    tokens = None if batch.epoch_rows is None or epochs is None else tokens_of(epochs, batch.epoch_rows, batch.sequence)
+    epochs = _epochs(tick.epochs, tick.fraction, batch)
+    tokens = None if batch.epoch_rows is None else tokens_of(epochs, batch.epoch_rows, batch.sequence)
     return evolve(tick, steps=None, tokens=tokens)
 
 
+def _epochs(epochs: float | None, fraction: float | None, batch: Arithmetic) -> Fraction:
+    """Return an uncounted amount in epochs."""
+    if epochs is not None:
+        return exact(epochs)
+    assert fraction is not None and batch.epochs is not None
+    return exact(fraction) * exact(batch.epochs)
+
+
 def _stop(
-    steps: int | None, amount: Uncounted | None, of_epochs: Callable[[float], int | None], batch: Arithmetic
+    steps: int | None, amount: Uncounted | None, of_epochs: Callable[[Fraction], int | None], batch: Arithmetic
 ) -> int | None:
     """Return the step of a stop. steps: as planned, if known; of_epochs: converts epochs to steps."""
-    if amount is None:
-        return steps
-    if amount.epochs is not None:
-        return of_epochs(amount.epochs)
-    return None if amount.fraction is None or batch.steps is None else share_of(amount.fraction, batch.steps)
+    return steps if amount is None else of_epochs(_epochs(amount.epochs, amount.fraction, batch))

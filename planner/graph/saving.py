@@ -9,7 +9,7 @@ from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.actions import Action, stopping
 from xtrain.dsl.schema.actions import Tick as TickSpec
 from xtrain.dsl.spec import Spec
-from xtrain.plan.amounts import actions_on, counted, only_informs
+from xtrain.plan.amounts import actions_on, only_informs
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.canonical import portable
 from xtrain.plan.estimates import Estimates
@@ -19,7 +19,7 @@ from xtrain.plan.mesh import AXES, device_kind
 from xtrain.plan.parameters import weight_bytes
 from xtrain.plan.plan import Plan
 from xtrain.plan.resolved import Resolved
-from xtrain.plan.timeline import is_due, steps_due, times_due
+from xtrain.plan.timeline import is_due, next_due, steps_due, times_due
 from xtrain.planner.data.training import is_measured
 from xtrain.planner.graph.timeline import Schedule, recurring
 from xtrain.text.units import bytes_text, count_text, plural
@@ -159,8 +159,9 @@ def _check_rollback(spec: Spec, schedule: Schedule, batch: Arithmetic, path: str
 def saves_periodically(schedule: Schedule, batch: Arithmetic) -> bool:
     """Return True if a checkpoint is saved before the end of the run."""
     for tick in schedule.ticks:
-        every = counted(tick.every, batch)
-        late = every is not None and every.unit == "steps" and batch.steps is not None and every.value >= batch.steps
+        known = recurring(tick, batch)
+        in_steps = known.steps is not None or known.tokens is not None
+        late = in_steps and batch.steps is not None and next_due(known, 0, batch.sizes) >= batch.steps
         if any(a.saves for a in tick.actions) and not any(a.stops for a in tick.actions) and not late:
             return True
     return False

@@ -253,8 +253,9 @@ NOTHING_SCHEDULED: Final = Schedule(ticks=(), paths=(), events={}, reasons={}, b
 
 
 def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
-    """Add the ticks that a spec leaves out: a run logs 100 times and saves 20 times, a short one every 100 steps and at
-    least 4 times. steps: of the budget; None if unknown.
+    """Add the ticks that a spec leaves out: a run logs 100 times and saves 20 times; one of fewer than 2,000 steps
+    saves every 100 steps, one of fewer than 400 every quarter of its steps, rounded up. steps: of the budget; None if
+    unknown, where each tick is a share of the budget.
 
     A run also saves at its end; a stop request saves, then stops.
     """

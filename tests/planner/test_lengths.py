@@ -18,12 +18,17 @@ from xtrain.plan.plan import Counted, Plan
 from xtrain.plan.step_sizes import StepSizes, past_of, sizes_of
 from xtrain.plan.timeline import is_due, known_arithmetic, known_timeline, next_due, resumed_plan
 from xtrain.planner.compile import compile_plan
+from xtrain.planner.rules.schedule import begins_at
 
 STOP = 8
 UNITS = {"steps": 1, "tokens": 64, "epochs": 0.1}  # what a step of 4 rows is
 # Rows of a step, and ranks, after the resume: each of them has rows that follow from micro.
-CHANGES = {"larger": (8, 1), "smaller": (2, 1), "much larger": (20, 1), "more ranks": (8, 2), "same": (4, 1)}
-LENGTHS = ("budget", "warmup", "decay", "late decay", "phase", "stop_at", "every", "share")
+CHANGES = {
+    "larger": (8, 1), "smaller": (2, 1), "much larger": (20, 1), "more ranks": (8, 2), "same": (4, 1),
+    "another run": (8, 1),
+}  # fmt: skip
+LENGTHS = ("budget", "warmup", "decay", "late decay", "phase", "stop_at", "stop_after", "every", "ema")
+SHARES = ("share", "share stop_at", "share stop_after")  # of the budget, whatever its unit
 # Of the whole table these rows run each time: each length, unit and change.
 USUAL = {
     tuple(row.split(" | "))
@@ -44,7 +49,21 @@ USUAL = {
         every | tokens | steps | larger
         share | steps | steps | smaller
         share | tokens | tokens | larger
-        share | epochs | epochs | much larger""".replace("        ", "").splitlines()
+        share | epochs | epochs | much larger
+        share stop_at | steps | steps | larger
+        share stop_at | tokens | tokens | smaller
+        share stop_at | epochs | epochs | larger
+        share stop_after | steps | steps | smaller
+        share stop_after | tokens | tokens | larger
+        share stop_after | epochs | epochs | smaller
+        stop_after | tokens | steps | smaller
+        stop_after | epochs | tokens | more ranks
+        ema | steps | tokens | larger
+        ema | steps | epochs | smaller
+        budget | tokens | tokens | another run
+        warmup | epochs | tokens | another run
+        every | tokens | epochs | another run
+        ema | steps | tokens | another run""".replace("        ", "").splitlines()
 }
 
 
@@ -53,8 +72,11 @@ def amount(unit: str, steps: float) -> str:
 
 
 @cache
-def plan_of(folder: Path, length: str, unit: str, budget: str, rows: int, world: int) -> Plan:
-    """The plan of a run that resumes a checkpoint of step 8 (of 4 rows a step), which lies in its directory."""
+def plan_of(folder: Path, length: str, unit: str, budget: str, change: str) -> Plan:
+    """The plan of a run that resumes a checkpoint of step 8 (of 4 rows a step), which lies in its directory or in that
+    of another run."""
+    rows, world = CHANGES[change]
+    own = "r" if change != "another run" else f'new" }}\ncheckpoint {{ from = "{folder}/runs/tiny/r'
     said = {
         "budget": "",
         "warmup": f"scheduler cosine {{ warmup = {amount(unit, 10)} }}",
@@ -63,18 +85,22 @@ def plan_of(folder: Path, length: str, unit: str, budget: str, rows: int, world:
         "phase": f"phase late {{ from = {amount(unit, 10)}, lr_scale = 0.5 }}",
         "stop_at": f"launch {{ stop_at = {amount(unit, 12)} }}",
         "every": f"every {amount(unit, 3)} eval a",
+        "stop_after": f"launch {{ stop_after = {amount(unit, 3)} }}",
+        "ema": "ema { every = 3 }",
         "share": "every 15% eval a",
+        "share stop_at": "launch { stop_at = 60% }",
+        "share stop_after": "launch { stop_after = 15% }",
     }[length]
     path = folder / "spec.xtrain"
     path.write_text(
-        f"""experiment tiny {{ budget = {amount(unit if length in ("budget", "share") else budget, 20)} }}
+        f"""experiment tiny {{ budget = {amount(budget, 20)} }}
         model llama {{ dim = 16, layers = 1, heads = 2 }}
         tokenizer bytes
         dataset a {{ source = text("*.txt"), holdout = 1% }}
         batch {{ sequence = 16, micro = {rows // world} }}
         optimizer adamw {{ lr = 1.0 }}
         {said}
-        workspace {{ root = "{folder}/runs", run = "r" }}"""
+        workspace {{ root = "{folder}/runs", run = "{own}" }}"""
     )
     spec = load_spec(path).require()
     found = compile_plan(spec, world=world, count=lambda plan: Counted(rows={"a": 40}, stores={}))
@@ -130,16 +156,16 @@ def rate_by_hand(hand: Hand, length: str, unit: str, budget: str, done: int) -> 
 
 
 def resumed(folder: Path, length: str, unit: str, budget: str, change: str) -> tuple[Plan, Arithmetic]:
-    rows, world = CHANGES[change]
-    before = known_arithmetic(plan_of(folder, length, unit, budget, 4, 1))
-    assert before.steps == 20
-    return resumed_plan(plan_of(folder, length, unit, budget, rows, world), before.row_sizes, STOP)
+    assert known_arithmetic(plan_of(folder, length, unit, budget, "same")).steps == 20
+    begun = begins_at(folder / "runs/tiny/r")
+    assert begun is not None and begun.past is not None and begun.step == STOP
+    return resumed_plan(plan_of(folder, length, unit, budget, change), begun.past, STOP)
 
 
 def check(folder: Path, length: str, unit: str, budget: str, change: str) -> None:
     plan, batch = resumed(folder, length, unit, budget, change)
-    hand, timeline = Hand(CHANGES[change][0]), plan.timeline
-    budget = unit if length in ("budget", "share") else budget
+    rows = CHANGES[change][0]
+    hand, timeline = Hand(rows), plan.timeline
     end = hand.first(budget, 20 * UNITS[budget])
     assert timeline.steps == batch.steps == end
     assert [batch.sizes.before(step) for step in (0, 5, STOP, end)] == [
@@ -147,8 +173,17 @@ def check(folder: Path, length: str, unit: str, budget: str, change: str) -> Non
     ]
     if length == "phase":
         assert timeline.phases[1].first == hand.first(unit, 10 * UNITS[unit])
-    if length == "stop_at":
+    if length in ("stop_at", "share stop_at"):
         assert timeline.stop_at == hand.first(unit, 12 * UNITS[unit])
+    if length == "stop_after":
+        assert timeline.stop_after == (3 if unit == "steps" else math.ceil(3 * 4 / rows))
+        assert timeline.stop_after_tokens == (3 * 64 if unit == "tokens" else None)
+    if length == "share stop_after":
+        assert timeline.stop_after == (3 if unit == "steps" else math.ceil(3 * 4 / rows))
+    if length == "ema":
+        assert plan.node("setup.ema").args["every"] == 3
+        (found,) = (each.evidence for each in plan.checks if each.id == "ema.every")
+        assert found == f"the average has {end // 3} updates"
     if length in ("every", "share"):
         (tick,) = (tick for tick in timeline.ticks if tick.nodes == ("tick.eval.a",))
         period = 3 * UNITS[unit]
@@ -162,7 +197,7 @@ def check(folder: Path, length: str, unit: str, budget: str, change: str) -> Non
     rates = [rate(index) for index in range(end)]
     assert rates == pytest.approx([rate_by_hand(hand, length, unit, budget, done + 1) for done in range(end)], abs=1e-9)
     # The steps that are done had these rates, and the last one ends the curve.
-    old = plan_of(folder, length, unit, budget, 4, 1)
+    old = plan_of(folder, length, unit, budget, "same")
     assert rates[:STOP] == pytest.approx(
         [learning_rate(old.node("setup.scheduler").args, known_arithmetic(old))(step) for step in range(STOP)], abs=1e-9
     )
@@ -171,8 +206,8 @@ def check(folder: Path, length: str, unit: str, budget: str, change: str) -> Non
 
 
 def table():
-    for length, unit, budget, change in product(LENGTHS, UNITS, UNITS, CHANGES):
-        if length in ("budget", "share") and unit != budget:
+    for length, unit, budget, change in product((*LENGTHS, *SHARES), UNITS, UNITS, CHANGES):
+        if (length in ("budget", *SHARES) and unit != budget) or (length == "ema" and unit != "steps"):
             continue
         marks = () if (length, unit, budget, change) in USUAL else pytest.mark.slow
         yield pytest.param(length, unit, budget, change, marks=marks)
@@ -195,7 +230,7 @@ def test_a_resume_with_another_batch_keeps_every_length(folder, length, unit, bu
 
 
 def test_a_second_resume_counts_from_all_batches_before_it(folder):
-    plan = plan_of(folder, "budget", "tokens", "tokens", 20, 1)
+    plan = plan_of(folder, "budget", "tokens", "tokens", "much larger")
     once = resumed(folder, "budget", "tokens", "tokens", "larger")[1].row_sizes
     twice = sizes_of(once.described())
     assert twice == once

@@ -67,9 +67,16 @@ def test_what_makes_no_sense_is_refused(compiled, written, part):
 def test_who_goes_back_needs_something_to_go_back_to(compiled):
     off = compiled(checkpoint="checkpoint { enabled = false }", more="on nan rollback")
     assert [error.code for error in off.diagnostics.errors] == ["X613"]
-    for given in ({"every": "every 100 steps checkpoint"}, {"checkpoint": "checkpoint { keep = 1 }"}):
+    in_tokens = "experiment tiny { budget = 102_400 tokens }"  # 100 steps
+    for given in (
+        {"every": "every 100 steps checkpoint"},
+        {"every": "every 101377 tokens checkpoint"},
+        {"every": "every 100% checkpoint", "experiment": in_tokens},
+        {"checkpoint": "checkpoint { keep = 1 }"},
+    ):
         found = compiled(**given, more="on nan rollback")
         assert found.plan is not None and [w.code for w in found.diagnostics.warnings] == ["W604"]
     assert not compiled(every=SAVED, more="on nan rollback").diagnostics
+    assert not compiled(every="every 101376 tokens checkpoint", more="on nan rollback").diagnostics
     # By default a twentieth of the steps.
     assert not compiled(more="on nan rollback").diagnostics
