@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from xtrain.records.lines import Event, UnknownEvent, doc, kind_of, objects_since, one_of, read
+from xtrain.records.lines import Event, UnknownEvent, doc, in_words, kind_of, objects_since, one_of, read
 from xtrain.records.names import ControlState
 from xtrain.records.training_events import START_EVENTS, STEP_EVENTS
 
@@ -13,14 +13,14 @@ class SignalEvent(Event, tag="signal"):
     """all ranks have agreed to act on a signal, or it came before there was anything to save"""
 
     name: Annotated[str, doc("`sigterm`, `sigint` or `sigusr1`")]
-    reason: Annotated[str, doc("how many ranks got it, or which process")]
+    reason: Annotated[str, in_words("how many ranks got it, or which process")]
 
 
 class StopEvent(Event, tag="stop"):
     """all ranks have agreed to stop"""
 
     name: Annotated[str, doc("`time_limit`, `stop_at`, `stop_file`, or the alert that it is because of")]
-    reason: Annotated[str, doc("in words")]
+    reason: Annotated[str, in_words()]
 
 
 class ControlEvent(Event, tag="control"):
@@ -29,7 +29,7 @@ class ControlEvent(Event, tag="control"):
     id: Annotated[str, doc("name of the command's file")]
     command: Annotated[str, doc("as in the file")]
     state: Annotated[str, doc(one_of(ControlState))]
-    detail: Annotated[str, doc("in words")]
+    detail: Annotated[str, in_words()]
 
 
 class PausedEvent(Event, tag="paused"):
@@ -49,7 +49,7 @@ class AlertEvent(Event, tag="alert"):
 
     kind: Annotated[str, doc("`loss_spike`, `nonfinite`, `slow`, `starvation`, `memory`, `disk` or `stalled`")]
     state: Annotated[str, doc("`raised` or `cleared`")]
-    message: Annotated[str, doc("in words")]
+    message: Annotated[str, in_words()]
     value: Annotated[float | None, doc("measured value, null if there is none")]
     limit: Annotated[float | None, doc("that the value has passed, null if there is none")]
     ranks: Annotated[list[int], doc("ranks concerned, may be empty")]
@@ -62,13 +62,13 @@ class NotifyEvent(Event, tag="notify"):
     command: Annotated[str, doc("as in the spec")]
     exit_code: Annotated[int | None, doc("null if it was killed or could not be run")]
     seconds: Annotated[float | None, doc("it took", "s")]
-    detail: Annotated[str, doc("in words")]
+    detail: Annotated[str, in_words()]
 
 
 class WarningEvent(Event, tag="warning"):
     """something was skipped or failed, such as an unreadable record or a save"""
 
-    message: Annotated[str, doc("in words")]
+    message: Annotated[str, in_words()]
     code: Annotated[str, doc("of a diagnostic, if there is one")] = ""
 
 
@@ -97,9 +97,9 @@ class FailureEvent(Event, tag="failure"):
     """a rank failed; every failed rank writes one"""
 
     rank: Annotated[int | None, doc("that failed, null if it is none of them")]
-    error: Annotated[str, doc("in words")]
+    error: Annotated[str, in_words()]
     exit_code: Annotated[int | None, doc("of the rank")]
-    traceback: Annotated[str, doc("may be empty")]
+    traceback: Annotated[str, in_words("may be empty")]
     code: Annotated[str, doc("of a diagnostic, for errors of the environment")] = ""
     agreed: Annotated[bool, doc("all ranks found the same error")] = False
     lost: Annotated[bool, doc("the rank has only lost contact with another")] = False
@@ -111,7 +111,7 @@ class RestartEvent(Event, tag="restart"):
 
     number: Annotated[int | None, doc("of this restart, from 1")]
     of: Annotated[int | None, doc("at most", "restarts")]
-    reason: Annotated[str, doc("in words")]
+    reason: Annotated[str, in_words()]
     world: Annotated[int | None, doc("from now on", "ranks")]
 
 
@@ -130,7 +130,7 @@ class ReplicaGroupEvent(Event, tag="replica_group"):
 
     group: Annotated[int | None, doc("its number")]
     state: Annotated[str, doc("`ended`, `started` or `given_up`")]
-    reason: Annotated[str, doc("why it has ended, in words")]
+    reason: Annotated[str, in_words("why it has ended, in words")]
     ranks: Annotated[list[int], doc("its ranks")]
     number: Annotated[int | None, doc("of this start of the group, from 1")]
 
@@ -142,7 +142,7 @@ class RunEndEvent(Event, tag="run_end"):
     exit_code: Annotated[int | None, doc("see below")]
     seconds: Annotated[float | None, doc("since `run_start`", "s")]
     loss: Annotated[float | None, doc("of the last step", "nats a token")]
-    reason: Annotated[str, doc("why a run was stopped or interrupted, or has failed")] = ""
+    reason: Annotated[str, in_words("why a run was stopped or interrupted, or has failed")] = ""
 
 
 RUN_EVENTS: tuple[type[Event], ...] = (

@@ -24,6 +24,11 @@ def doc(meaning: str, unit: str = "") -> Meta:
     return Meta(description=meaning, extra={"unit": unit})
 
 
+def in_words(meaning: str = "in words") -> Meta:
+    """Return the documentation of a key with free text, which may quote any value; `free_texts` finds such keys."""
+    return Meta(description=meaning, extra={"unit": "", "in_words": True})
+
+
 def one_of(words: Iterable[str]) -> str:
     """Return the allowed words of a value, as documentation names them."""
     *others, last = (f"`{word}`" for word in words)
@@ -61,6 +66,14 @@ class Event(Record, tag_field="event", tag=""):
 def kind_of(event: type[Event]) -> str:
     """Return the name of an event in its line: `run_start`, `eval`, …."""
     return str(event.__struct_config__.tag)
+
+
+@cache
+def free_texts(kind: type[Record]) -> tuple[str, ...]:
+    """Return the fields of a record that are documented by `in_words`."""
+    hints = get_type_hints(kind, include_extras=True).items()
+    notes = ((name, note) for name, hint in hints if get_origin(hint) is Annotated for note in hint.__metadata__)
+    return tuple(name for name, note in notes if (note.extra or {}).get("in_words"))
 
 
 class UnknownEvent(Event, tag=""):

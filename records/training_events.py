@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import Struct, field
 
-from xtrain.records.lines import Event, doc
+from xtrain.records.lines import Event, doc, in_words
 
 
 class RunStartEvent(Event, tag="run_start"):
@@ -33,7 +33,7 @@ class SetupEvent(Event, tag="setup"):
 
     node: Annotated[str, doc("id of the node")]
     seconds: Annotated[float | None, doc("it took", "s")]
-    detail: Annotated[str, doc("what it does, in words")]
+    detail: Annotated[str, in_words("what it does, in words")]
 
 
 class DeviceEvent(Event, tag="device"):
@@ -103,7 +103,7 @@ class SetAsideEvent(Event, tag="set_aside"):
 
     attempt: Annotated[str, doc("name of this start")]
     directory: Annotated[str, doc("where the earlier run lies now")]
-    reason: Annotated[str, doc("in words")]
+    reason: Annotated[str, in_words()]
     command: Annotated[str, doc("resumes the earlier run; empty if that has no checkpoint")]
 
 
@@ -112,7 +112,7 @@ class ChangedEvent(Event, tag="changed"):
 
     attempt: Annotated[str, doc("name of this start")]
     verdict: Annotated[str, doc("`same`, `safe`, `resharded`; empty if the earlier plan cannot be read")]
-    changes: Annotated[list[str], doc("a short list, in words")]
+    changes: Annotated[list[str], in_words("a short list, in words")]
 
 
 class ResumedEvent(Event, tag="resumed"):
@@ -152,7 +152,7 @@ class TokeniseEvent(Event, tag="tokenise"):
     """every ten seconds during tokenization"""
 
     dataset: Annotated[str, doc("name")]
-    message: Annotated[str, doc("in words")]
+    message: Annotated[str, in_words()]
     stage: Annotated[str, doc("`files`, `tokens` or `waiting`")]
     done: Annotated[int | None, doc("of the input, so far", "bytes")]
     total: Annotated[int | None, doc("of the input, null if unknown", "bytes")]
@@ -340,7 +340,7 @@ class ProfileEvent(Event, tag="profile"):
     ranks: Annotated[int | None, doc("how many have written", "ranks")]
     seconds: Annotated[float | None, doc("of writing", "s")]
     bytes: Annotated[int | None, doc("of all files", "bytes")]
-    note: Annotated[str, doc("why it has fewer steps, empty if it has all")]
+    note: Annotated[str, in_words("why it has fewer steps, empty if it has all")]
 
 
 class MemorySnapshotEvent(Event, tag="memory_snapshot"):
@@ -351,7 +351,7 @@ class MemorySnapshotEvent(Event, tag="memory_snapshot"):
     ranks: Annotated[int | None, doc("how many have written", "ranks")]
     seconds: Annotated[float | None, doc("of taking and writing it", "s")]
     bytes: Annotated[int | None, doc("of all files", "bytes")]
-    note: Annotated[str, doc("a sentence about when it was taken, may be empty")]
+    note: Annotated[str, in_words("a sentence about when it was taken, may be empty")]
     tensors: Annotated[dict[str, Any] | None, doc("memory of tensors on rank 0, by category", "bytes")] = field(
         name="held"
     )
@@ -364,7 +364,7 @@ class SkippedEvent(Event, tag="skipped"):
     """a step was skipped: no rank had a valid token, or its loss or norm was NaN or infinite; the step counts
     ([nonfinite.md](nonfinite.md#steps-without-a-token-to-learn-from))"""
 
-    reason: Annotated[str, doc("in words")]
+    reason: Annotated[str, in_words()]
     loss: Annotated[float | None, doc("of a non-finite step", "nats a token")] = None
     grad_norm: Annotated[float | None, doc("the same")] = None
     in_a_row: Annotated[int | None, doc("non-finite steps in a row, with this one", "steps")] = None

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from xtrain.dsl.values import masked
 from xtrain.records.events import WarningEvent
-from xtrain.records.lines import Event, as_object, plain_value, read
+from xtrain.records.lines import Event, as_object, free_texts, plain_value, read
 from xtrain.records.metrics import StepMetrics
 from xtrain.records.names import EVENTS_FILE, METRICS_FILE, rank_lines_path
 from xtrain.runtime.base.errors import EnvironmentFault
@@ -166,7 +166,7 @@ class Records:
     begin_speaking: list[Callable[[], None]] = field(factory=list)
     """Actions before the first record, on a first rank whose group does not lead yet."""
     variables: frozenset[str] = frozenset()
-    """Environment variables that the spec hides: no event contains their values."""
+    """Environment variables that the spec hides: no text of an event quotes their values."""
     _last_step: int | None = None
     """Step of the last record in `metrics`; None: read it from the file."""
     _reported_lost: bool = False
@@ -211,9 +211,8 @@ class Records:
 
     def _event(self, event: Event, seconds: float = EVENT_SECONDS) -> None:
         if self.variables:
-            event = replace(
-                event, **{name: self.without_values(getattr(event, name)) for name in type(event).__struct_fields__}
-            )
+            texts = {name: self.without_values(getattr(event, name)) for name in free_texts(type(event))}
+            event = replace(event, **texts)
         for sink in self.sinks:
             sink.event(event)
         if self._closed:

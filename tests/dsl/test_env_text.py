@@ -21,7 +21,9 @@ from xtrain.plan.serialise import dumps, from_json
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.review.diff import compare_plans, render_diff
 from xtrain.planner.review.page import render
-from xtrain.records.events import FailureEvent
+from xtrain.records.events import EVENT_TYPES, FailureEvent
+from xtrain.records.lines import free_texts
+from xtrain.records.training_events import ExportEvent
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.ops import Op
 from xtrain.runtime.base.packages import package_faults
@@ -239,6 +241,11 @@ def test_records_have_names_for_values(tmp_path):
     records.variables = frozenset({"KEY"})
     records.warn("no answer from SECRET123", step=3)
     records.event(FailureEvent(step=3, rank=0, error="SECRET123", exit_code=1, traceback="x SECRET123"))
+    named = {"node": "n", "weights": "trained", "formats": {}, "bytes": 1, "seconds": 1.0}
+    records.event(ExportEvent(step=3, path="models/SECRET123", **named))  # a path is looked up as it is
     records.close()
-    said = (tmp_path / "events.jsonl").read_text()
-    assert "SECRET123" not in said and said.count("env(KEY)") == 3
+    *said, export = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert "SECRET123" not in str(said) and str(said).count("env(KEY)") == 3
+    assert '"path":"models/SECRET123"' in export
+    texts = {field for event in EVENT_TYPES.values() for field in free_texts(event)}
+    assert texts == {"message", "reason", "detail", "error", "traceback", "note", "changes"}
