@@ -98,6 +98,11 @@ def largest_product(architecture: Architecture, positions: int) -> int:
     )
 
 
+def head_product(architecture: Architecture, positions: int) -> int:
+    """Return the multiply-adds of the head's product at `positions` tokens."""
+    return prod(architecture.head_shape) * positions
+
+
 @frozen(kw_only=True)
 class BackwardLess:
     """FLOPs that backwards save in a model with frozen parts. blocks: layer → FLOPs of products for a token. head:

@@ -23,7 +23,15 @@ from xtrain.plan.estimates import Parameters
 from xtrain.plan.groups import ParameterGroups, optimizer_of
 from xtrain.plan.hardware import EXACT, HIGHEST, plain_kernels
 from xtrain.plan.mesh import Cuts, Layout, device_kind, mesh_of_group, shard_axes
-from xtrain.plan.parameters import Layers, beside_bytes, block_tensors, checkpoint_bytes, fp8_matrices, largest_product
+from xtrain.plan.parameters import (
+    Layers,
+    beside_bytes,
+    block_tensors,
+    checkpoint_bytes,
+    fp8_matrices,
+    head_product,
+    largest_product,
+)
 from xtrain.plan.peft import PeftFolder
 from xtrain.plan.pipeline import Pipeline, StageAssignment, by_coordinate
 from xtrain.plan.plan import Mesh, PlanPhase
@@ -91,6 +99,8 @@ def resolve_reshard(parallel: Parallel, pp: int) -> bool:
 LARGEST_WHOLE_GRADIENTS = 2**30
 # Multiply-adds from which oneDNN's fp32 products are faster than MKL's, despite about 10 µs more per call.
 SMALL_PRODUCT = 4 * 2**20
+# Multiply-adds from which oneDNN saves as much in the head's product as it costs in the small products of blocks.
+SMALL_HEAD = 64 * 2**20
 
 
 def resolve_save(resolved: "Resolved") -> tuple[str, ...]:
@@ -405,11 +415,19 @@ class Resolved:
         scorer = 0 if self.scorer is None else largest_product(self.scorer.architecture, self.positions)
         return max(own, scorer, 0 if self.teacher is None else self.teacher.largest_product)
 
+    @cached_property
+    def head_product(self) -> int:
+        """Multiply-adds of the largest product of a head on a rank, over all models that compute here."""
+        own = head_product(self.architecture, self.positions) // self.size("tp")
+        scorer = 0 if self.scorer is None else head_product(self.scorer.architecture, self.positions)
+        return max(own, scorer, 0 if self.teacher is None else self.teacher.head_product)
+
     @property
     def small_products(self) -> bool:
         """True if `matmul = auto` keeps `highest` on every CPU, because products are small."""
         auto = self.spec.precision.matmul == "auto" and self.formats.compute == "fp32"
-        return auto and device_kind(self.spec) != "cuda" and self.largest_product < SMALL_PRODUCT
+        small = self.largest_product < SMALL_PRODUCT and self.head_product < SMALL_HEAD
+        return auto and device_kind(self.spec) != "cuda" and small
 
     @property
     def tiled(self) -> list[int]:

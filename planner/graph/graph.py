@@ -102,8 +102,8 @@ def add_bootstrap(graph: Builder, resolved: Resolved) -> None:
     small = lazily = ""
     if resolved.small_products:
         args["small_products"] = True
-        small = f"; products have at most {resolved.largest_product:,} multiply-adds, so fp32 ones are computed as "
-        small += "`highest`"
+        small = f"; products have at most {resolved.largest_product:,} multiply-adds in blocks and "
+        small += f"{resolved.head_product:,} in the head, so fp32 ones are computed as `highest`"
     if mesh.world_size >= LAZY_FROM:
         args["lazily"] = True
         lazily = ", connected on the host as they first need each other"

@@ -16,7 +16,7 @@ from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.data import reads, resolve_chain
 from xtrain.plan.plan import Provenance
-from xtrain.plan.resolved import SMALL_PRODUCT, Resolved, resolve_align, resolve_save
+from xtrain.plan.resolved import SMALL_HEAD, SMALL_PRODUCT, Resolved, resolve_align, resolve_save
 from xtrain.plan.views import spell
 from xtrain.planner.graph.timeline import Schedule, alert_reasons
 from xtrain.text.units import bytes_text, plural
@@ -258,8 +258,9 @@ def _parallel_choices(resolved: Resolved) -> dict[str, tuple[Any, str]]:
         why = f"{plural(resolved.positions, 'position')} of a microbatch / dim {resolved.architecture.dim}, rounded up"
         found["activation.tile_mlp"] = (pieces, why)
     if resolved.small_products:
-        most = f"products of a block have at most {resolved.largest_product:,} multiply-adds"
-        found["precision.matmul"] = ("highest", f"{most}, fewer than {SMALL_PRODUCT:,}")
+        most = f"products of a block have at most {resolved.largest_product:,} multiply-adds, fewer than "
+        most += f"{SMALL_PRODUCT:,}, and the head's {resolved.head_product:,}, fewer than {SMALL_HEAD:,}"
+        found["precision.matmul"] = ("highest", most)
     return found
 
 

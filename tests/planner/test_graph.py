@@ -338,6 +338,8 @@ def test_arguments_of_bootstrap(make_plan):
 # 4 Mi multiply-adds, from which products are not small, are 256 positions of a matrix of 64 by 256.
 WIDE = {"model": "model llama { dim = 64, layers = 2, heads = 4, ffn = 256 }"}
 NARROW = {"model": "model llama { dim = 64, layers = 2, heads = 4, ffn = 252 }"}
+# 64 Mi multiply-adds, from which a head's product is not small, are 128 positions of a head of 64 by 8,192.
+HEAD = "model llama { dim = 64, layers = 2, heads = 4, ffn = 256, vocab = 8192 }"
 EXPERTS = "model mixtral {{ dim = 64, layers = 2, heads = 4, experts = 4, experts_per_token = {} }}"
 
 
@@ -353,6 +355,10 @@ EXPERTS = "model mixtral {{ dim = 64, layers = 2, heads = 4, experts = 4, expert
     ({**WIDE, "parallel": "parallel { tp 2 }"}, 510, True),  # each rank has half of the matrix
     ({**WIDE, "parallel": "parallel { tp 2 }"}, 512, False),
     ({**WIDE, "parallel": "parallel { cp 2 { ulysses = 2 } }"}, 510, True),  # each rank has half of the positions
+    ({"model": HEAD}, 127, True),
+    ({"model": HEAD}, 128, False),
+    ({"model": HEAD, "parallel": "parallel { tp 2 }"}, 254, True),  # each rank has half of the head
+    ({"model": HEAD, "parallel": "parallel { tp 2 }"}, 256, False),
     ({"model": EXPERTS.format("2, expert_ffn = 256")}, 511, True),  # each expert gets half of them
     ({"model": EXPERTS.format("2, expert_ffn = 256")}, 512, False),
     ({"model": EXPERTS.format("1, expert_ffn = 256")}, 1023, True),
