@@ -1,7 +1,7 @@
 """Decoder blocks with adapters: trained matrices next to the frozen matrices of a block."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from attrs import evolve, field, frozen
 
@@ -150,4 +150,5 @@ def adapted_matrices(arch: Architecture) -> Iterator[tuple[int | None, AdaptedMa
 
 def head_matrices(arch: Architecture) -> tuple[AdaptedMatrix, ...]:
     """Return the matrices of the architecture's adapter on a vocabulary head."""
-    return tuple(matrix for matrix in arch.head_matrices if isinstance(matrix, AdaptedMatrix))
+    assert all(isinstance(matrix, AdaptedMatrix) for matrix in arch.head_matrices)
+    return cast(tuple[AdaptedMatrix, ...], arch.head_matrices)

@@ -109,7 +109,8 @@ def _with_adapter(adapter: Adapter, blocks: tuple[BlockPiece, ...], arch: Archit
     adapted = list(blocks)
     for task, of_task in adapter.tasks.items():
         for layer, own in enumerate(planned(of_task, PlannedAdapter).on(blocks, arch)):
-            if isinstance(own, AdaptedBlock) and own is not blocks[layer]:
+            if own is not blocks[layer]:
+                assert isinstance(own, AdaptedBlock)
                 before = adapted[layer]
                 matrices = before.matrices if isinstance(before, AdaptedBlock) else ()
                 named = (attrs.evolve(matrix, task=task) for matrix in own.matrices)

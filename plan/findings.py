@@ -119,6 +119,8 @@ class Findings:
 
 # Rule, or a pattern of rules with one `*` → the settings that it reads.
 INPUTS: Final[dict[str, str]] = {}
+# Rule → the module that declares it; a package's module that failed to import is imported again.
+_DECLARED: Final[dict[str, str]] = {}
 _Check = TypeVar("_Check", bound=Callable[..., Any])
 
 
@@ -131,7 +133,8 @@ def checks(rules: str, *, reads: str) -> Callable[[_Check], _Check]:
 
     def declare(check: _Check) -> _Check:
         for rule in rules.split():
-            assert rule not in INPUTS, f"the inputs of {rule} are declared twice"
+            declared = _DECLARED.setdefault(rule, check.__module__)
+            assert declared == check.__module__, f"the inputs of {rule} are declared twice"
             INPUTS[rule] = reads
         return check
 

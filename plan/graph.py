@@ -68,6 +68,8 @@ Rules = Mapping[str, Rule | None]
 _Add = TypeVar("_Add", bound=Callable[..., Any])
 # Op → the rules of the arguments of its node.
 RESUMED: Final[dict[str, Callable[[Mapping[str, Any]], Rules]]] = {}
+# Op → the module that declares its rules; a package's module that failed to import is imported again.
+_DECLARED: Final[dict[str, str]] = {}
 # Ops of nodes that a setting adds, not the layout or a number format.
 SWITCHES: Final[set[str]] = set()
 
@@ -94,7 +96,8 @@ def resumes(
 
     def declare(add: _Add) -> _Add:
         for op in ops.split():
-            assert op not in RESUMED, f"the rules of {op} are declared twice"
+            declared = _DECLARED.setdefault(op, add.__module__)
+            assert declared == add.__module__, f"the rules of {op} are declared twice"
             RESUMED[op] = by or (lambda _: rules)
         if switch:
             SWITCHES.update(ops.split())

@@ -178,7 +178,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         order: Callable[[type[C]], Any] | None = None,
     ) -> None:
         self.word, self.folder, self.key, self.call, self._order = word, folder, key, call, order
-        self._contract = contract
+        self.contract = contract
         self._own: dict[str, type[C]] = {}
         self._user: type[C] | None = None
         if call:
@@ -212,9 +212,9 @@ class Registry(Generic[C], Mapping[str, type[C]]):
 
     def _check_contract(self, component: type[C]) -> None:
         """Raise TypeError for a component that lacks the methods which planning calls."""
-        module, _, name = self._contract.rpartition(".")
+        module, _, name = self.contract.rpartition(".")
         names = {(base.__module__, base.__name__) for base in component.__mro__}
-        if self._contract and (module, name) not in names:
+        if self.contract and (module, name) not in names:
             raise TypeError(f"{component.__name__} does not subclass {name}; import it from {module}")
 
     def user(self, component: type[C]) -> type[C]:

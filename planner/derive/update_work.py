@@ -1,9 +1,9 @@
 """Work of optimizers in a step outside elementwise updates: conversions, products and gathering of whole matrices."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from attrs import evolve
 
@@ -41,10 +41,14 @@ def update_work(resolved: "Resolved", parameters: Iterable[ParameterSpec]) -> Up
     return found
 
 
-@lru_cache(maxsize=16)
+_WORK: Final["WeakKeyDictionary[Resolved, tuple[UpdateWork | None, ...]]"] = WeakKeyDictionary()
+
+
 def optimizer_work(resolved: "Resolved") -> tuple[UpdateWork | None, ...]:
     """Return the work of the optimizers on a rank of every pipeline coordinate; None for elementwise updates alone."""
-    return tuple(update_work(resolved, own) for own in resolved.parameters_by_pp)
+    if resolved not in _WORK:
+        _WORK[resolved] = tuple(update_work(resolved, own) for own in resolved.parameters_by_pp)
+    return _WORK[resolved]
 
 
 def cuts_along(resolved: "Resolved", parameter: ParameterSpec) -> list[tuple[str, int]]:

@@ -32,6 +32,7 @@ from xtrain.runtime.base.errors import EnvironmentFault, values_here
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Rooms whose files define ops. Ops of a component are in the module next to it, imported when a plan names them.
+ROOT: Final = Path(__file__).parents[2]
 ROOMS: Final = ("runtime", "server")
 
 
@@ -152,11 +153,15 @@ def code_of(component: type[Component], module: str) -> ModuleType:
 @cache
 def load_ops() -> dict[str, Op]:
     """Import every module of `ROOMS` that defines ops, and return the registry."""
-    root = Path(__file__).parents[2]
-    for path in sorted(path for room in ROOMS for path in (root / room).rglob("*.py")):
-        if b"\n@op(" in path.read_bytes():
-            importlib.import_module(".".join(("xtrain", *path.relative_to(root).with_suffix("").parts)))
+    for path in op_files():
+        importlib.import_module(".".join(("xtrain", *path.relative_to(ROOT).with_suffix("").parts)))
     return OPS
+
+
+def op_files() -> list[Path]:
+    """Return the files of `ROOMS` that define ops."""
+    files = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    return [path for path in files if b"\n@op(" in path.read_bytes()]
 
 
 def _typed(value: Any, hint: Any) -> Any:

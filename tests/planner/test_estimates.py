@@ -1,5 +1,6 @@
 """Parameters, FLOPs and bytes against published models and numbers worked out by hand."""
 
+import gc
 from itertools import accumulate, combinations, pairwise
 from random import Random
 
@@ -11,6 +12,7 @@ from xtrain.plan.architecture import Architecture, ParameterSpec
 from xtrain.plan.mesh import Cuts, build_mesh, cuts_of, fits, tensor_rules
 from xtrain.plan.parameters import count_parameters, flops_per_token, matmul_parameters
 from xtrain.plan.pipeline import balance, balance_unequal, pipeline_of, stages_of_rank
+from xtrain.plan.resolved import Resolved
 
 COMMON = {"rope_theta": 1e4, "norm_eps": 1e-6, "init_std": 0.02}
 LLAMA_8B = Architecture(
@@ -204,3 +206,13 @@ def test_shared_experts_are_counted_for_every_token():
         "layers.0.mlp.experts.down_proj",
         *(f"layers.0.mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")),
     ]
+
+
+def test_a_plan_leaves_no_resolved_spec_in_memory(make_plan):
+    def alive() -> int:
+        gc.collect()
+        return sum(isinstance(each, Resolved) for each in gc.get_objects())
+
+    before = alive()
+    make_plan(optimizer="optimizer muon { lr = 1e-3 }")
+    assert alive() == before

@@ -11,7 +11,7 @@ from every_setting import alternatives, at, places, replaced
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.spec import Spec
-from xtrain.plan import findings
+from xtrain.plan import findings, graph
 from xtrain.planner.rules.validate import validate
 
 from .test_every_setting import ALONE, COPIES, FREE, STATED
@@ -124,3 +124,24 @@ def test_an_input_that_is_not_listed_would_be_found(load: Callable[..., Spec], m
     monkeypatch.delitem(findings.INPUTS, "data.form.*")
     found.walk(spec, 1, "datasets.code.")
     assert found.without_inputs == {"data.form.code"}
+
+
+@pytest.mark.parametrize(("declare", "table"), [
+    (lambda: findings.checks("made.up", reads="batch.rows"), findings.INPUTS),
+    (lambda: graph.resumes("made.up"), graph.RESUMED),
+])  # fmt: skip
+def test_a_module_that_is_imported_again_declares_its_rules_again(monkeypatch, declare, table):
+    """The module of a package is, if its first import failed as what it needs was being imported."""
+    monkeypatch.setattr(findings, "_DECLARED", {})
+    monkeypatch.setattr(graph, "_DECLARED", {})
+    monkeypatch.setitem(table, "made.up", None)
+
+    def check() -> None: ...
+
+    def other() -> None: ...
+
+    other.__module__ = "another"
+    declare()(check)
+    declare()(check)
+    with pytest.raises(AssertionError, match="are declared twice"):
+        declare()(other)

@@ -1,12 +1,15 @@
 """Binding nodes to ops: the plan and the code cannot drift apart unnoticed."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.graph import RESUMED
 from xtrain.plan.plan import Node
 from xtrain.planner.review.resumable import rules_of
-from xtrain.runtime.base.ops import COMPONENTS, Op, PlanMismatch, load_ops, op_named
+from xtrain.runtime.base.ops import COMPONENTS, ROOMS, ROOT, Op, PlanMismatch, load_ops, op_files, op_named
 
 
 def make(model: str, size: int, factor: float = 2.0) -> str:
@@ -55,3 +58,12 @@ def test_nested_values_are_made_into_their_class():
 def test_every_op_has_a_name_of_its_kind():
     kinds = {name.split(".")[0] for name in load_ops()}
     assert kinds == {"setup", "collate", "step", "rollout", "tick", "event", "request", "shutdown"}
+
+
+def test_the_text_of_a_file_shows_that_it_defines_ops():
+    def defines(path: Path) -> bool:
+        functions = (each for each in ast.walk(ast.parse(path.read_bytes())) if hasattr(each, "decorator_list"))
+        calls = (each for function in functions for each in function.decorator_list if isinstance(each, ast.Call))
+        return any(ast.unparse(call.func).split(".")[-1] == "op" for call in calls)
+
+    assert op_files() == sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py") if defines(path))
