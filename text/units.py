@@ -200,11 +200,6 @@ def share(value: float | None) -> str:
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.1%}"
 
 
-def regular_plural(value: int, noun: str) -> str:
-    """Return `1 rank`, `2 ranks`."""
-    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int) -> list[str]:
     """Return the lines of a table. texts: number of leading text columns, aligned left; numbers are aligned right."""
     widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]

@@ -2,62 +2,22 @@
 
 from attrs import frozen
 
-from xtrain.records.events import (
-    AlertEvent,
-    ControlEvent,
-    FailureEvent,
-    NotifyEvent,
-    PausedEvent,
-    ReplicaGroupEvent,
-    ReplicasEvent,
-    RequeueEvent,
-    RestartEvent,
-    RunEndEvent,
-    SignalEvent,
-    StopEvent,
-    StuckEvent,
-    WarningEvent,
-)
+from xtrain.records import events
+from xtrain.records import training_events as training
 from xtrain.records.lines import Event, as_object
-from xtrain.records.training_events import (
-    CheckpointEvent,
-    DataEvent,
-    DeviceEvent,
-    EstimateEvent,
-    EvalEvent,
-    ExportEvent,
-    GenerateEvent,
-    HealthEvent,
-    HorizonEvent,
-    LrSweepEvent,
-    MemorySnapshotEvent,
-    ModelEvent,
-    NonFiniteEvent,
-    PhaseEvent,
-    ProfileEvent,
-    ReferenceEvent,
-    ResumedEvent,
-    RollbackEvent,
-    RunStartEvent,
-    SetupBeginEvent,
-    SetupDoneEvent,
-    SetupEvent,
-    SkippedEvent,
-    TokeniseEvent,
-    WeightsEvent,
-)
-from xtrain.text.units import brief, count, decimal, duration, perplexity, share, size, took
-from xtrain.text.units import regular_plural as plural
+from xtrain.text.units import brief, count, decimal, duration, perplexity, plural, share, size, took
 
 # The first word of a line, where that is not the name of the event.
 _WORDS: dict[type[Event], str] = {
-    RunStartEvent: "run", SetupBeginEvent: "begins", HorizonEvent: "counted", SetupDoneEvent: "ready",
-    GenerateEvent: "sample", MemorySnapshotEvent: "memory", RunEndEvent: "end",
+    training.RunStartEvent: "run", training.SetupBeginEvent: "begins", training.HorizonEvent: "counted",
+    training.SetupDoneEvent: "ready", training.GenerateEvent: "sample", training.MemorySnapshotEvent: "memory",
+    events.RunEndEvent: "end",
 }  # fmt: skip
 # Events that belong to the run, and to none of its steps.
 _OF_NO_STEP = (
-    RunStartEvent, SetupBeginEvent, SetupEvent, DeviceEvent, DataEvent, HorizonEvent, SetupDoneEvent, TokeniseEvent,
-    WeightsEvent, ReferenceEvent, RunEndEvent,
+    training.RunStartEvent, training.SetupBeginEvent, training.SetupEvent, training.DeviceEvent, training.DataEvent,
+    training.HorizonEvent, training.SetupDoneEvent, training.TokeniseEvent, training.WeightsEvent,
+    training.ReferenceEvent, events.RunEndEvent,
 )  # fmt: skip
 
 
@@ -79,14 +39,14 @@ def event_text(event: Event) -> tuple[EventText, ...]:
         return ()
     word = _WORDS.get(type(event), event.event)
     at = "" if isinstance(event, _OF_NO_STEP) else f"step {or_dash(event.step)}"
-    if isinstance(event, GenerateEvent):
+    if isinstance(event, training.GenerateEvent):
         samples = enumerate(event.samples, start=1)
         head = f"/{len(event.samples)}  prompt "
         return tuple(EventText(word, at, f"{n}{head}{each.prompt!r}", _lines(each.text)) for n, each in samples)
     subject, rest = _subject_and_rest(event)
     first, *more = rest.strip().split("\n")
-    more += _lines(event.traceback) if isinstance(event, FailureEvent) else ()
-    gap = ": " if isinstance(event, SignalEvent | StopEvent | ControlEvent) else "  "
+    more += _lines(event.traceback) if isinstance(event, events.FailureEvent) else ()
+    gap = ": " if isinstance(event, events.SignalEvent | events.StopEvent | events.ControlEvent) else "  "
     return (EventText(word, at, gap.join(filter(None, (subject, first))), tuple(more), subject),)
 
 
@@ -96,16 +56,16 @@ def in_one_line(event: Event) -> str:
     return f"{first.body}  and {plural(len(others), 'more sample')}" if others else first.body
 
 
-def measured(evaluation: EvalEvent) -> str:
+def measured(evaluation: training.EvalEvent) -> str:
     """Return `stdlib loss 1.4895 ppl 4.43`."""
     return _joined(evaluation.dataset, _measured(evaluation))
 
 
-def _measured(evaluation: EvalEvent) -> str:
+def _measured(evaluation: training.EvalEvent) -> str:
     return _joined(quality(evaluation), "averaged weights" if evaluation.weights == "averaged" else "")
 
 
-def quality(evaluation: EvalEvent) -> str:
+def quality(evaluation: training.EvalEvent) -> str:
     """Return the figures of an evaluation: `loss 1.4895 ppl 4.43`.
 
     Other forms: `acc 41.2% norm 43.0%` for questions, `loss 1.4895 objective 0.6102 rewards/accuracy 0.6500` for
@@ -122,12 +82,12 @@ def quality(evaluation: EvalEvent) -> str:
     return _joined(f"loss {decimal(evaluation.loss, 4)}", "" if ppl is None else f"ppl {decimal(ppl, 2)}")
 
 
-def failed(failure: FailureEvent) -> str:
+def failed(failure: events.FailureEvent) -> str:
     """Return the failed rank: `rank 3`."""
     return "a rank" if failure.rank is None else f"rank {failure.rank}"
 
 
-def cause(failure: FailureEvent) -> str:
+def cause(failure: events.FailureEvent) -> str:
     """Return the error of a failure, after its code for `xtrain explain` if it has one."""
     return f"[{failure.code}] {failure.error}" if failure.code else failure.error
 
@@ -140,31 +100,31 @@ def or_dash(step: int | None) -> str:
 def _subject_and_rest(event: Event) -> tuple[str, str]:
     """Return the subject of an event (empty if it has none) and the rest of its text."""
     match event:
-        case SignalEvent() | StopEvent():
+        case events.SignalEvent() | events.StopEvent():
             return event.name, event.reason
-        case ControlEvent():
+        case events.ControlEvent():
             return f"{event.command} {event.state}", event.detail
-        case AlertEvent():
+        case events.AlertEvent():
             return event.kind, f"{'over: ' if event.state == 'cleared' else ''}{event.message}"
-        case NotifyEvent():
+        case events.NotifyEvent():
             return event.kind, f"`{event.command}` {event.detail}"
-        case PhaseEvent():
+        case training.PhaseEvent():
             return event.name, _phase(event)
-        case WeightsEvent():
+        case training.WeightsEvent():
             return event.path, _read(event)
-        case TokeniseEvent():
+        case training.TokeniseEvent():
             return event.dataset, event.message
-        case ReferenceEvent():
+        case training.ReferenceEvent():
             return event.dataset, _referred(event)
-        case FailureEvent():
+        case events.FailureEvent():
             return failed(event), cause(event)
-        case EvalEvent():
+        case training.EvalEvent():
             tokens = "" if event.tokens is None else f"{count(event.tokens)} tokens"
             return event.dataset, _joined(_measured(event), tokens, took(event.seconds))
-        case ExportEvent():
+        case training.ExportEvent():
             weights = f"{'averaged ' if event.weights == 'averaged' else ''}{' and '.join(event.formats)}"
             return "", _joined(event.path, weights, _size(event.bytes), took(event.seconds))
-        case CheckpointEvent() | ModelEvent():
+        case training.CheckpointEvent() | training.ModelEvent():
             return "", _joined(event.path, _size(event.bytes), took(event.seconds))
         case _:
             return "", _body(event)
@@ -172,7 +132,7 @@ def _subject_and_rest(event: Event) -> tuple[str, str]:
 
 def _body(event: Event) -> str:
     match event:
-        case RunStartEvent():
+        case training.RunStartEvent():
             ranks = f"{plural(event.world_size or 0, 'rank')} on {event.device or 'unknown devices'}"
             return _joined(
                 event.name or event.run_id,
@@ -181,86 +141,86 @@ def _body(event: Event) -> str:
                 f"{event.steps} steps" if event.steps else "unknown length",
                 "" if event.resumed_step is None else f"resumed at step {event.resumed_step}",
             )
-        case SetupBeginEvent():
+        case training.SetupBeginEvent():
             return event.node
-        case SetupEvent():
+        case training.SetupEvent():
             return _joined(f"{event.node:<28}  {took(event.seconds):>8}", event.detail)
-        case DeviceEvent():
+        case training.DeviceEvent():
             threads = plural(event.threads, "thread") if event.threads else ""
             matmul = f"fp32 products {event.matmul}" if event.matmul else ""
             return _joined(event.device, threads, matmul, f"torch {event.torch}" if event.torch else "")
-        case DataEvent():
+        case training.DataEvent():
             return _joined(*(f"{name} {plural(rows, 'row')}" for name, rows in event.rows.items()))
-        case HorizonEvent():
+        case training.HorizonEvent():
             return _joined(
                 "" if event.steps is None else plural(event.steps, "step"),
                 "" if event.epoch_rows is None else f"{event.epoch_rows:,g} rows an epoch",
                 f"stops at step {event.stop_at}" if event.stop_at else "",
                 *(f"{name} from step {first + 1:,}" for name, first in event.phases.items() if first),
             )
-        case ResumedEvent():  # with the state groups that are not simply restored
+        case training.ResumedEvent():  # with the state groups that are not simply restored
             others = (f"{name} {word}" for name, word in event.groups.items() if word not in ("read", "own"))
             return _joined(event.path, ", ".join(others))
-        case SetupDoneEvent():
+        case training.SetupDoneEvent():
             return took(event.seconds)
-        case EstimateEvent():
+        case training.EstimateEvent():
             left = f"about {duration(event.seconds_left)} for the remaining {plural(event.steps_left or 0, 'step')}"
             pace = f"{took(event.step_seconds)} a step on this machine, measured over "
             pace += plural(event.measured_steps or 0, "step")
             first = f", after {took(event.first_step_seconds)} for the first" if event.first_step_seconds else ""
             return f"{left}: {pace}{first}; evaluations and saves come on top"
-        case PausedEvent():
+        case events.PausedEvent():
             return f"for {took(event.seconds)}"
-        case RequeueEvent():
+        case events.RequeueEvent():
             return f"Slurm was asked to start job {event.job} again"
-        case NonFiniteEvent():
+        case training.NonFiniteEvent():
             return f"loss {decimal(event.loss, 4)}  grad_norm {decimal(event.grad_norm, 4)}"
-        case RollbackEvent():
+        case training.RollbackEvent():
             time = "" if event.number is None else f", time {event.number} of {event.of}"
             rows = "" if event.rows_left_out is None else f"; {event.rows_left_out:,} rows left out"
             return f"from step {event.from_step} to {event.checkpoint}{time}{rows}"
-        case RestartEvent():
+        case events.RestartEvent():
             place = f"from step {event.step:,}" if event.step else "from the beginning"
             world = f" on {plural(event.world, 'rank')}" if event.world else ""
             of = f" of {event.of}" if event.of else ""
             number = "" if event.number is None else f"{event.number}{of}  "
             return f"{number}{event.reason}; continues {place}{world}"
-        case ReplicasEvent():
+        case events.ReplicasEvent():
             every = f"{len(event.taking_part)} of {or_dash(event.of)} groups take part"
             who = ", ".join(map(str, event.taking_part))
             changes = (("joined", event.joined), ("left", event.left))
             changed = (f"{word} {', '.join(map(str, groups))}" for word, groups in changes if groups)
             return _joined(f"{every}: {who}", *changed, f"{or_dash(event.rows)} rows a step")
-        case ReplicaGroupEvent():
+        case events.ReplicaGroupEvent():
             number = f", start {event.number}" if event.state == "started" else ""
             return _joined(f"group {or_dash(event.group)} {event.state.replace('_', ' ')}{number}", event.reason)
-        case SkippedEvent():
+        case training.SkippedEvent():
             return event.reason
-        case WarningEvent():
+        case events.WarningEvent():
             return event.message
-        case ProfileEvent():
+        case training.ProfileEvent():
             last = "" if event.first == event.last else f" to {or_dash(event.last)}"
             return _joined(f"step{'s' if last else ''} {or_dash(event.first)}{last}", _written(event))
-        case MemorySnapshotEvent():
+        case training.MemorySnapshotEvent():
             return _written(event)
-        case LrSweepEvent():
+        case training.LrSweepEvent():
             end = ", then the loss diverged" if event.diverged else ""
             rates = (("steepest descent", event.steepest), ("minimum/10", event.minimum_tenth))
             found = ", ".join(f"{name} {rate:.3g}" for name, rate in rates if rate is not None)
             return f"{found or 'the loss nowhere falls'}; {or_dash(event.points)} steps{end}"
-        case HealthEvent():
+        case training.HealthEvent():
             late = (
                 "" if event.slowest is None else f"; rank {event.slowest} came last, after {brief(event.late_seconds)}"
             )
             return f"an all-reduce takes {brief(event.seconds)}{late}"
-        case StuckEvent():
+        case events.StuckEvent():
             names = ", ".join(map(str, event.ranks)) or "unknown"
             return _joined(
                 f"{'rank' if len(event.ranks) < 2 else 'ranks'} {names} {event.state}".rstrip(),
                 f"in {event.node}" if event.node else "",
                 "" if event.seconds is None else f"for {took(event.seconds)}",
             )
-        case RunEndEvent():
+        case events.RunEndEvent():
             loss = "" if event.loss is None else f"loss {decimal(event.loss, 4)}"
             seconds = "" if event.seconds is None else duration(event.seconds)
             return _joined(f"{event.status or 'ended'}  step {or_dash(event.step)}", loss, seconds)
@@ -269,7 +229,7 @@ def _body(event: Event) -> str:
             return _joined(*(f"{key} {value}" for key, value in fields if key not in ("event", "time", "step")))
 
 
-def _read(event: WeightsEvent) -> str:
+def _read(event: training.WeightsEvent) -> str:
     """Return `1.2 GiB of 4.0 GiB`; once all ranks are done, their total size and time."""
     seconds, sizes = event.rank_seconds, event.rank_bytes
     if not sizes:
@@ -282,7 +242,7 @@ def _read(event: WeightsEvent) -> str:
     return _joined(*parts)
 
 
-def _referred(event: ReferenceEvent) -> str:
+def _referred(event: training.ReferenceEvent) -> str:
     """Return `initial 120 of 900 rows`; `initial computed for 900 rows in 3.1 s`; `initial 900 rows from the cache`."""
     done, rows = count(event.done), count(event.rows)
     if not event.computed:
@@ -298,14 +258,14 @@ def _from_to(least: str, most: str) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _phase(event: PhaseEvent) -> str:
+def _phase(event: training.PhaseEvent) -> str:
     """Return the mixture of a phase, the largest share first, and its learning-rate scale."""
     largest = sorted(event.shares.items(), key=lambda pair: -pair[1])
     rate = f"lr × {event.lr_scale:g}" if event.lr_scale not in (None, 1) else ""
     return _joined(", ".join(f"{name} {share:.1%}" for name, share in largest), rate)
 
 
-def _written(event: ProfileEvent | MemorySnapshotEvent) -> str:
+def _written(event: training.ProfileEvent | training.MemorySnapshotEvent) -> str:
     """Return the number of ranks that wrote something, its path, size and time."""
     ranks = "" if event.ranks is None else plural(event.ranks, "rank")
     return _joined(ranks, event.path, _size(event.bytes), took(event.seconds), event.note)

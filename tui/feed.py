@@ -230,14 +230,9 @@ class HistoryRecorder:
     """Recorder that adds metrics records to a `History`; mutable, so that a million of them cost little."""
 
     def __init__(self, history: History) -> None:
-        self._last = history.last
-        self._at = history.at
-        self._curve = list(history.curve)
-        self._stride = history.stride
-        self._num_seen = history.num_seen
-        self._recent = list(history.recent)
-        self._gap = history.gap
-        self._origin = history.origin
+        self._last, self._at, self._gap, self._origin = history.last, history.at, history.gap, history.origin
+        self._curve, self._recent = list(history.curve), list(history.recent)
+        self._stride, self._num_seen = history.stride, history.num_seen
 
     def history(self) -> History:
         """Return the history so far, as a value."""

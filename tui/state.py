@@ -7,44 +7,11 @@ from typing import Any
 from attrs import evolve, field, frozen
 from msgspec.structs import replace
 
-from xtrain.records.events import (
-    AlertEvent,
-    ControlEvent,
-    FailureEvent,
-    NotifyEvent,
-    PausedEvent,
-    ReplicaGroupEvent,
-    ReplicasEvent,
-    RestartEvent,
-    RunEndEvent,
-    SignalEvent,
-    StopEvent,
-    WarningEvent,
-)
+from xtrain.records import events
+from xtrain.records import training_events as training
 from xtrain.records.lines import Event, Record
 from xtrain.records.metrics import StepMetrics
 from xtrain.records.names import ControlState, ControlWord, EndStatus
-from xtrain.records.training_events import (
-    CheckpointEvent,
-    DataEvent,
-    EstimateEvent,
-    EvalEvent,
-    ExportEvent,
-    GenerateEvent,
-    HorizonEvent,
-    LrSweepEvent,
-    MemorySnapshotEvent,
-    ModelEvent,
-    NonFiniteEvent,
-    PhaseEvent,
-    ProfileEvent,
-    RollbackEvent,
-    RunStartEvent,
-    SetupBeginEvent,
-    SetupDoneEvent,
-    SetupEvent,
-    SkippedEvent,
-)
 from xtrain.tui.feed import History, HistoryRecorder
 
 # Ticks and failures kept: enough to look back on, however long the run and however many ranks fail.
@@ -66,7 +33,7 @@ class SetupNode:
 class RunState:
     """State of a run; every field has a meaning before the first record."""
 
-    start: RunStartEvent | None = None
+    start: training.RunStartEvent | None = None
     setup: tuple[SetupNode, ...] = ()
     setup_seconds: float | None = None
     """Duration of start-up, once it is over."""
@@ -77,7 +44,7 @@ class RunState:
     """The steps of the run, once the data has been counted."""
     epochs: float | None = None
     """The budget, if it is in epochs and the data has been counted."""
-    horizon: HorizonEvent | None = None
+    horizon: training.HorizonEvent | None = None
     """Counts of the run for values planned in epochs."""
     history: History = field(factory=History)
     event_step: int = 0
@@ -86,12 +53,12 @@ class RunState:
     """First step of this start, regardless of later restarts and rollbacks."""
     took: Mapping[str, float] = MappingProxyType({})
     """Seconds for which each node outside steps blocked training when it last ran."""
-    evaluations: Mapping[str, EvalEvent] = MappingProxyType({})
+    evaluations: Mapping[str, training.EvalEvent] = MappingProxyType({})
     """Latest evaluation of each dataset, in order of first occurrence."""
-    checkpoint: CheckpointEvent | None = None
-    model: ModelEvent | None = None
+    checkpoint: training.CheckpointEvent | None = None
+    model: training.ModelEvent | None = None
     """The last save of weights alone."""
-    export: ExportEvent | None = None
+    export: training.ExportEvent | None = None
     ticks: tuple[Event, ...] = ()
     """The latest events between steps (evaluations, samples, checkpoints, warnings, …), as recorded."""
     num_warnings: int = 0
@@ -99,7 +66,7 @@ class RunState:
     num_nonfinite: int = 0
     num_rollbacks: int = 0
     num_restarts: int = 0
-    replicas: ReplicasEvent | None = None
+    replicas: events.ReplicasEvent | None = None
     """Replica groups that take part in steps, if there are several."""
     restarting: bool = False
     """The worker group has failed and has not been restarted yet."""
@@ -108,10 +75,10 @@ class RunState:
     signal: str | None = None
     paused_since: float | None = None
     """Time at which the run began to wait for `xtrain control resume`; None while it does not."""
-    raised: tuple[AlertEvent, ...] = ()
+    raised: tuple[events.AlertEvent, ...] = ()
     """Raised alerts of this attempt, one of each kind, in order of occurrence."""
-    failures: tuple[FailureEvent, ...] = ()
-    end: RunEndEvent | None = None
+    failures: tuple[events.FailureEvent, ...] = ()
+    end: events.RunEndEvent | None = None
 
     @property
     def status(self) -> str:
@@ -128,7 +95,7 @@ class RunState:
 
     def is_echo(self, record: Record) -> bool:
         """Return True if a record that led to this state only repeats that a rank is gone."""
-        return isinstance(record, FailureEvent) and record.lost and len(self.failures) > 1
+        return isinstance(record, events.FailureEvent) and record.lost and len(self.failures) > 1
 
     @property
     def under_way(self) -> SetupNode | None:
@@ -221,22 +188,15 @@ def _on_event(state: RunState, event: Event) -> RunState:
         state = evolve(state, ticks=(*state.ticks, event)[-MAX_TICKS:])
     if isinstance(event, _AFTER_STEPS) and (event.step or 0) > state.event_step:
         state = evolve(state, event_step=event.step or 0)
-    if isinstance(event, _PAUSE_TRAINING) and (seconds := _blocked_seconds(event)) is not None:
-        state = evolve(state, took=MappingProxyType({**state.took, event.node: seconds}))
+    if isinstance(event, _PAUSE_TRAINING):
+        blocked = event.blocked_seconds if isinstance(event, training.CheckpointEvent) else None
+        if (seconds := event.seconds if blocked is None else blocked) is not None:
+            state = evolve(state, took=MappingProxyType({**state.took, event.node: seconds}))
     change = _CHANGES.get(type(event))
-    # An event this version does not know changes nothing; a view may still print it.
-    return change(state, event) if change else state
+    return change(state, event) if change else state  # a view may still print an event that changes nothing
 
 
-def _blocked_seconds(
-    event: "GenerateEvent | EvalEvent | CheckpointEvent | ProfileEvent | MemorySnapshotEvent",
-) -> float | None:
-    """Return for how many seconds an event blocked training."""
-    beside = event.blocked_seconds if isinstance(event, CheckpointEvent) else None
-    return event.seconds if beside is None else beside
-
-
-def _run_start(state: RunState, start: RunStartEvent) -> RunState:
+def _run_start(state: RunState, start: training.RunStartEvent) -> RunState:
     """Apply a new attempt: results up to the step from which it resumes are kept, later ones discarded."""
     resumed = start.resumed_step
     evaluations = {} if resumed is None else {n: e for n, e in state.evaluations.items() if (e.step or 0) <= resumed}
@@ -250,7 +210,7 @@ def _run_start(state: RunState, start: RunStartEvent) -> RunState:
     )
 
 
-def _rollback(state: RunState, event: RollbackEvent) -> RunState:
+def _rollback(state: RunState, event: training.RollbackEvent) -> RunState:
     """Apply a rollback: results after its step are discarded."""
     step = event.step or 0
     evaluations = {name: found for name, found in state.evaluations.items() if (found.step or 0) <= step}
@@ -271,36 +231,28 @@ def _saved_until(state: RunState, step: int) -> dict[str, Any]:
     return {name: event if event and (event.step or 0) <= step else None for name, event in saved.items()}
 
 
-def _restart(state: RunState, event: RestartEvent) -> RunState:
+def _restart(state: RunState, event: events.RestartEvent) -> RunState:
     """Apply a restart: failures of its ranks are past, and the next attempt records where it begins."""
     return evolve(state, failures=(), setup=(), restarting=True, num_restarts=state.num_restarts + 1)
 
 
-def _replicas(state: RunState, event: ReplicasEvent) -> RunState:
-    return evolve(state, replicas=event)
-
-
-def _replica_group(state: RunState, event: ReplicaGroupEvent) -> RunState:
+def _replica_group(state: RunState, event: events.ReplicaGroupEvent) -> RunState:
     """Drop the failures of a replica group's ranks: they end no other group, and so not the run."""
     failures = tuple(each for each in state.failures if each.rank not in event.ranks)
     return evolve(state, failures=failures)
 
 
-def _data(state: RunState, event: DataEvent) -> RunState:
+def _data(state: RunState, event: training.DataEvent) -> RunState:
     rows = {name: count for name, count in event.rows.items() if count}
     return evolve(state, rows=MappingProxyType(rows), counted_steps=event.steps, epochs=event.epochs)
 
 
-def _horizon(state: RunState, event: HorizonEvent) -> RunState:
+def _horizon(state: RunState, event: training.HorizonEvent) -> RunState:
     """Apply the counted horizon: the steps left may differ from those of a run from its beginning."""
     return evolve(state, horizon=event, counted_steps=state.counted_steps if event.steps is None else event.steps)
 
 
-def _setup_begin(state: RunState, event: SetupBeginEvent) -> RunState:
-    return evolve(state, setup=(*state.setup, SetupNode(node=event.node, began=event.time)))
-
-
-def _setup(state: RunState, event: SetupEvent) -> RunState:
+def _setup(state: RunState, event: training.SetupEvent) -> RunState:
     begun = next((node for node in state.setup if node.node == event.node), None)
     began, seconds = begun.began if begun else None, event.seconds or 0.0
     done = SetupNode(node=event.node, began=began, seconds=seconds, detail=event.detail)
@@ -309,32 +261,12 @@ def _setup(state: RunState, event: SetupEvent) -> RunState:
     return evolve(state, setup=tuple(done if node is begun else node for node in state.setup))
 
 
-def _setup_done(state: RunState, event: SetupDoneEvent) -> RunState:
+def _setup_done(state: RunState, event: training.SetupDoneEvent) -> RunState:
     finished = tuple(node for node in state.setup if node.seconds is not None)
     return evolve(state, setup=finished, setup_seconds=event.seconds, setup_done_time=event.time)
 
 
-def _estimate(state: RunState, event: EstimateEvent) -> RunState:
-    return evolve(state, estimated_seconds_per_step=event.step_seconds)
-
-
-def _eval(state: RunState, event: EvalEvent) -> RunState:
-    return evolve(state, evaluations=MappingProxyType({**state.evaluations, event.dataset: event}))
-
-
-def _checkpoint(state: RunState, event: CheckpointEvent) -> RunState:
-    return evolve(state, checkpoint=event)
-
-
-def _model(state: RunState, event: ModelEvent) -> RunState:
-    return evolve(state, model=event)
-
-
-def _export(state: RunState, event: ExportEvent) -> RunState:
-    return evolve(state, export=event)
-
-
-def _control(state: RunState, event: ControlEvent) -> RunState:
+def _control(state: RunState, event: events.ControlEvent) -> RunState:
     said = event.command, event.state
     if said == (ControlWord.STOP, ControlState.ACCEPTED):
         return evolve(state, signal=f"xtrain control {ControlWord.STOP}")
@@ -343,41 +275,20 @@ def _control(state: RunState, event: ControlEvent) -> RunState:
     return state
 
 
-def _paused(state: RunState, event: PausedEvent) -> RunState:
-    """Apply the end of a pause."""
-    return evolve(state, paused_since=None)
-
-
-def _alert(state: RunState, event: AlertEvent) -> RunState:
+def _alert(state: RunState, event: events.AlertEvent) -> RunState:
     """Update the raised alerts: at most one of each kind, the latest last."""
     others = tuple(each for each in state.raised if each.kind != event.kind)
     return evolve(state, raised=others if event.state == "cleared" else (*others, event))
 
 
-def _signal(state: RunState, event: SignalEvent | StopEvent) -> RunState:
-    return evolve(state, signal=event.name)
-
-
-def _nonfinite(state: RunState, event: NonFiniteEvent) -> RunState:
-    return evolve(state, num_nonfinite=state.num_nonfinite + 1)
-
-
-def _skipped(state: RunState, event: SkippedEvent) -> RunState:
-    return evolve(state, num_skipped=state.num_skipped + 1)
-
-
-def _warning(state: RunState, event: WarningEvent) -> RunState:
-    return evolve(state, num_warnings=state.num_warnings + 1)
-
-
-def _failure(state: RunState, event: FailureEvent) -> RunState:
+def _failure(state: RunState, event: events.FailureEvent) -> RunState:
     """Add a failure; causes come before ranks that only lost another one."""
     state = _of_another_start(state)
     failures = sorted((*state.failures, event), key=lambda failure: failure.lost)
     return evolve(state, failures=tuple(failures)[:MAX_FAILURES])
 
 
-def _run_end(state: RunState, end: RunEndEvent) -> RunState:
+def _run_end(state: RunState, end: events.RunEndEvent) -> RunState:
     """Apply the end of a run. A launcher stopped before its ranks started records it too: results after the checkpoint
     it would have resumed from are then discarded."""
     state = _of_another_start(state)
@@ -392,37 +303,44 @@ def _of_another_start(state: RunState) -> RunState:
 
 
 _TICKS = (
-    EvalEvent, GenerateEvent, CheckpointEvent, SignalEvent, StopEvent, ControlEvent, PausedEvent, NonFiniteEvent,
-    RollbackEvent, RestartEvent, SkippedEvent, WarningEvent, PhaseEvent, AlertEvent, NotifyEvent, ProfileEvent,
-    MemorySnapshotEvent, LrSweepEvent, ReplicasEvent, ReplicaGroupEvent,
+    training.EvalEvent, training.GenerateEvent, training.CheckpointEvent, events.SignalEvent, events.StopEvent,
+    events.ControlEvent, events.PausedEvent, training.NonFiniteEvent, training.RollbackEvent, events.RestartEvent,
+    training.SkippedEvent, events.WarningEvent, training.PhaseEvent, events.AlertEvent, events.NotifyEvent,
+    training.ProfileEvent, training.MemorySnapshotEvent, training.LrSweepEvent, events.ReplicasEvent,
+    events.ReplicaGroupEvent,
 )  # fmt: skip
 # Events of what happens between steps, and of a step that has ended.
-_PAUSE_TRAINING = (EvalEvent, GenerateEvent, CheckpointEvent, ProfileEvent, MemorySnapshotEvent)
-_AFTER_STEPS = (EvalEvent, GenerateEvent, CheckpointEvent, SkippedEvent, EstimateEvent)
+_TAKE_TIME = training.EvalEvent, training.GenerateEvent, training.CheckpointEvent
+_PAUSE_TRAINING = *_TAKE_TIME, training.ProfileEvent, training.MemorySnapshotEvent
+_AFTER_STEPS = *_TAKE_TIME, training.SkippedEvent, training.EstimateEvent
 _CHANGES: dict[type[Event], Callable[[RunState, Any], RunState]] = {
-    RunStartEvent: _run_start,
-    DataEvent: _data,
-    HorizonEvent: _horizon,
-    SetupBeginEvent: _setup_begin,
-    SetupEvent: _setup,
-    SetupDoneEvent: _setup_done,
-    EstimateEvent: _estimate,
-    EvalEvent: _eval,
-    CheckpointEvent: _checkpoint,
-    ModelEvent: _model,
-    ExportEvent: _export,
-    SignalEvent: _signal,
-    StopEvent: _signal,
-    AlertEvent: _alert,
-    ControlEvent: _control,
-    PausedEvent: _paused,
-    NonFiniteEvent: _nonfinite,
-    RollbackEvent: _rollback,
-    RestartEvent: _restart,
-    ReplicasEvent: _replicas,
-    ReplicaGroupEvent: _replica_group,
-    SkippedEvent: _skipped,
-    WarningEvent: _warning,
-    FailureEvent: _failure,
-    RunEndEvent: _run_end,
+    training.RunStartEvent: _run_start,
+    training.DataEvent: _data,
+    training.HorizonEvent: _horizon,
+    training.SetupBeginEvent: lambda state, event: evolve(
+        state, setup=(*state.setup, SetupNode(node=event.node, began=event.time))
+    ),
+    training.SetupEvent: _setup,
+    training.SetupDoneEvent: _setup_done,
+    training.EstimateEvent: lambda state, event: evolve(state, estimated_seconds_per_step=event.step_seconds),
+    training.EvalEvent: lambda state, event: evolve(
+        state, evaluations=MappingProxyType({**state.evaluations, event.dataset: event})
+    ),
+    training.CheckpointEvent: lambda state, event: evolve(state, checkpoint=event),
+    training.ModelEvent: lambda state, event: evolve(state, model=event),
+    training.ExportEvent: lambda state, event: evolve(state, export=event),
+    events.SignalEvent: lambda state, event: evolve(state, signal=event.name),
+    events.StopEvent: lambda state, event: evolve(state, signal=event.name),
+    events.AlertEvent: _alert,
+    events.ControlEvent: _control,
+    events.PausedEvent: lambda state, event: evolve(state, paused_since=None),
+    training.NonFiniteEvent: lambda state, event: evolve(state, num_nonfinite=state.num_nonfinite + 1),
+    training.RollbackEvent: _rollback,
+    events.RestartEvent: _restart,
+    events.ReplicasEvent: lambda state, event: evolve(state, replicas=event),
+    events.ReplicaGroupEvent: _replica_group,
+    training.SkippedEvent: lambda state, event: evolve(state, num_skipped=state.num_skipped + 1),
+    events.WarningEvent: lambda state, event: evolve(state, num_warnings=state.num_warnings + 1),
+    events.FailureEvent: _failure,
+    events.RunEndEvent: _run_end,
 }

@@ -1,4 +1,4 @@
-"""Changes between plans: the two sides of a diff, the drift of a saved plan, and changed nodes and figures.
+"""Changes between plans: the two sides of a diff, the drift of a saved plan, and changed figures.
 
 A plan carries its spec as text and needs no file. Drift warns when a reviewed plan would now be different: the spec was
 edited, or another xtrain would execute the same nodes differently.
@@ -8,14 +8,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from attrs import evolve, frozen
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Note
 from xtrain.dsl.user_parts.files import is_file
 from xtrain.plan.data import own_modules
-from xtrain.plan.plan import Node, Plan, PlanOrigin
+from xtrain.plan.plan import Plan, PlanOrigin
 from xtrain.plan.serialise import source_fingerprint
 from xtrain.plan.step_sizes import StepSizes
 from xtrain.plan.timeline import known_timeline
@@ -29,89 +29,16 @@ from xtrain.text.units import WIDTH, bytes_text, count_text, flops_text, plural,
 from xtrain.version import __version__
 
 
-@frozen(kw_only=True)
-class Changed:
-    """Node in both plans: the arguments that differ, with both values; empty if only its numbers differ."""
-
-    id: str
-    args: dict[str, tuple[Any, Any]]
-
-
-@frozen(kw_only=True)
-class PlanChanges:
-    """Changes from one plan to another. figures: name → text before and after; renamed: True for another experiment."""
-
-    gone: tuple[str, ...]
-    new: tuple[str, ...]
-    changed: tuple[Changed, ...]
-    figures: dict[str, tuple[str, str]]
-    renamed: bool
-
-    @property
-    def empty(self) -> bool:
-        return not (self.gone or self.new or self.changed or self.figures or self.renamed)
-
-
-def changes(before: Plan, after: Plan) -> PlanChanges:
-    """Return everything that is done or estimated differently."""
-    old, new = ({node.id: node for node in plan.nodes} for plan in (before, after))
-    return PlanChanges(
-        gone=tuple(id for id in old if id not in new),
-        new=tuple(id for id in new if id not in old),
-        changed=tuple(_changed(old[id], new[id]) for id in old if id in new and old[id] != new[id]),
-        figures={
-            name: pair for name, pair in (*_figures(before, after), *_phases(before, after)) if pair[0] != pair[1]
-        },
-        renamed=before.config_id != after.config_id,
-    )
-
-
-def _changed(old: Node, new: Node) -> Changed:
-    differing: dict[str, tuple[Any, Any]] = {}
-    if old.op != new.op:
-        differing["op"] = (old.op, new.op)
-    if old.axes != new.axes:
-        differing["axes"] = (" · ".join(old.axes) or "none", " · ".join(new.axes) or "none")
-    for name in dict.fromkeys((*old.args, *new.args)):
-        pair = (old.args.get(name), new.args.get(name))
-        if pair[0] != pair[1]:
-            differing.update(_inner(name, *pair))
-    return Changed(id=old.id, args=differing)
-
-
-def _inner(name: str, old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """Return the differences inside an object or a list of names with sizes."""
-    old_part, new_part = _named(old), _named(new)
-    if old_part is None or new_part is None:
-        return {name: (old, new)}
-    keys = dict.fromkeys((*old_part, *new_part))
-    return {
-        f"{name}.{key}": (old_part.get(key), new_part.get(key))
-        for key in keys
-        if old_part.get(key) != new_part.get(key)
-    }
-
-
-def _named(value: Any) -> dict[str, Any] | None:
-    if isinstance(value, dict):
-        return value
-    pairs = isinstance(value, list) and all(
-        isinstance(i, list) and len(i) == 2 and isinstance(i[0], str) for i in value
-    )
-    return dict(value) if pairs else None
-
-
-def _figures(before: Plan, after: Plan) -> list[tuple[str, tuple[str, str]]]:
-    found = zip(_texts(before), _texts(after), strict=True)
-    return [(name, (old, new)) for (name, old), (_, new) in found]
-
-
-def _phases(before: Plan, after: Plan) -> list[tuple[str, tuple[str, str]]]:
-    """Return the phases before and after, if any run has several datasets or phases."""
-    if all(len(plan.timeline.phases) == len(plan.timeline.phases[0].amounts) == 1 for plan in (before, after)):
-        return []
-    old, new = ({phase.name: phase_text(phase, plan) for phase in plan.timeline.phases} for plan in (before, after))
-    return [(f"phase {name}", (old.get(name, "none"), new.get(name, "none"))) for name in {**old, **new}]
+def changed_figures(before: Plan, after: Plan) -> dict[str, tuple[str, str]]:
+    """Return the figures and phases that differ: name → text before and after."""
+    pairs = {name: (old, new) for (name, old), (_, new) in zip(_texts(before), _texts(after), strict=True)}
+    if any(len(plan.timeline.phases) > 1 or len(plan.timeline.phases[0].amounts) > 1 for plan in (before, after)):
+        phases = [{phase.name: phase_text(phase, plan) for phase in plan.timeline.phases} for plan in (before, after)]
+        pairs |= {
+            f"phase {name}": (phases[0].get(name, "none"), phases[1].get(name, "none"))
+            for name in {**phases[0], **phases[1]}
+        }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _texts(plan: Plan) -> list[tuple[str, str]]:

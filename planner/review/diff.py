@@ -93,14 +93,14 @@ def compare_plans(a: Plan, b: Plan, step: int | None = None, past: StepSizes | N
         b=b,
         verdict=resumable(a, b, step, past),
         values=changed_values(a, b),
-        nodes=_nodes(a, b),
+        nodes=node_changes(a, b),
         memory=_memory(a, b),
         traffic=_traffic(a, b),
         amounts=_amounts(a, b),
     )
 
 
-def _nodes(a: Plan, b: Plan) -> tuple[NodeChange, ...]:
+def node_changes(a: Plan, b: Plan) -> tuple[NodeChange, ...]:
     """Return changed nodes in the order of the second plan, followed by removed nodes."""
     before, after = ({node.id: node for node in plan.nodes} for plan in (a, b))
     found = []

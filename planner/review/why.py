@@ -20,7 +20,8 @@ from xtrain.plan.findings import is_unknown, rule_inputs
 from xtrain.plan.plan import Plan, Provenance
 from xtrain.plan.views import spell
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.review.changes import PlanChanges, changes
+from xtrain.planner.review.changes import changed_figures
+from xtrain.planner.review.diff import node_changes
 from xtrain.text.page import Page, clip
 from xtrain.text.units import plural
 
@@ -334,12 +335,12 @@ def _dependents(page: Page, plan: Plan, spec: Spec, entry: Provenance, world: in
         page.heading("DEPENDS ON IT", "no neighboring value has a valid plan, so the whole plan")
         page.described([("", text) for text in trial.refused])
         return
-    found = changes(plan, trial.plan)
     page.heading("DEPENDS ON IT", f"what would differ with {trial.value}")
-    if found.empty:
+    rows, renamed = _change_rows(plan, trial.plan), plan.config_id != trial.plan.config_id
+    if rows or renamed:
+        page.described([*rows, ("experiment", "different" if renamed else "the same")])
+    else:
         page.line("  nothing in the plan: no node, no figure")
-        return
-    page.described(_change_rows(found))
 
 
 def _try(plan: Plan, spec: Spec, entry: Provenance, world: int | None) -> _Trial | None:
@@ -375,17 +376,23 @@ def _planned(options: list[Option]) -> _Trial:
     return _Trial(value="", plan=None, refused=tuple(refused))
 
 
-def _change_rows(found: PlanChanges) -> list[tuple[str, str]]:
-    rows = [("gone", id) for id in found.gone] + [("new", id) for id in found.new]
-    for node in found.changed:
-        if node.args:
-            text = ", ".join(f"{name} {_plain(old)} → {_plain(new)}" for name, (old, new) in node.args.items())
-            rows.append((node.id, text))
-    if numbers := [node.id for node in found.changed if not node.args]:
+def _change_rows(before: Plan, after: Plan) -> list[tuple[str, str]]:
+    """Return the nodes and figures that differ."""
+    changes = {change.id: change for change in node_changes(before, after)}
+    rows = [("gone", id) for id, change in changes.items() if change.after is None]
+    rows += [("new", id) for id, change in changes.items() if change.before is None]
+    for id, change in changes.items():
+        if change.before is not None and change.after is not None:
+            arguments = [
+                ("axes", *(" · ".join(side) or "none" for side in pair)) if name == "over" else (name, *pair)
+                for name, pair in change.arguments.items()
+            ]
+            arguments.sort(key=lambda each: each[0] not in ("op", "axes"))
+            rows.append((id, ", ".join(f"{name} {_plain(old)} → {_plain(new)}" for name, old, new in arguments)))
+    others = {node.id: node for node in after.nodes if node.id not in changes}
+    if numbers := [node.id for node in before.nodes if node.id in others and node != others[node.id]]:
         rows.append(("other figures in", ", ".join(numbers)))
-    rows += [(name, f"{old} → {new}") for name, (old, new) in found.figures.items()]
-    rows.append(("experiment", "different" if found.renamed else "the same"))
-    return rows
+    return rows + [(name, f"{old} → {new}") for name, (old, new) in changed_figures(before, after).items()]
 
 
 def _plain(value: Any) -> str:

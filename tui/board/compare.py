@@ -4,13 +4,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import evolve
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding
+from textual.content import Content
 from textual.message import Message
-from textual.widgets import Input
+from textual.widgets import Input, OptionList
+from textual.widgets.option_list import Option
 
+from xtrain.text.units import printable
 from xtrain.tui.board.pane import ListPane, SearchedPane, Sheet
 from xtrain.tui.board.plot import Plot, terminal_glyphs
 from xtrain.tui.board.reading import ReadingOthers
@@ -19,21 +21,18 @@ from xtrain.tui.model.find import FoundRun, found_runs
 from xtrain.tui.pages import sweeps as sweep_page
 from xtrain.tui.pages.comparison import (
     Axis,
-    Choosing,
     Compared,
-    Item,
     common_place,
     difference_rows,
     differences,
     labels,
     lines,
-    list_page,
     metric_keys,
     run_items,
     standing_rows,
     standings,
 )
-from xtrain.tui.pages.sheet import ListPage
+from xtrain.tui.pages.sheet import ListPage, joined, rule
 from xtrain.tui.pages.sweeps import trial_lines
 
 if TYPE_CHECKING:
@@ -59,10 +58,10 @@ class ComparePane(SearchedPane[None, None]):
 
     DEFAULT_CSS = """
     ComparePane #compare-settings { display: none; }
-    ComparePane #compare-list { display: none; }
-    ComparePane.choosing #compare-list { display: block; }
-    ComparePane.choosing Plot, ComparePane.choosing #compare-table { display: none; }
-    ComparePane.choosing #compare-settings { display: none; }
+    ComparePane OptionList { display: none; height: 1fr; background: transparent; }
+    ComparePane OptionList > .option-list--option-highlighted { text-style: reverse; }
+    ComparePane.choosing OptionList { display: block; }
+    ComparePane.choosing Plot, ComparePane.choosing #compare-settings { display: none; }
     ComparePane.settings Plot { display: none; }
     """
     BINDINGS = [  # noqa: RUF012
@@ -75,7 +74,6 @@ class ComparePane(SearchedPane[None, None]):
         Binding("up,k", "move(-1)", "before", show=False),
         Binding("pagedown", "move(10)", "page down", show=False),
         Binding("pageup", "move(-10)", "page up", show=False),
-        Binding("enter", "take", "take", show=False),
         Binding("escape", "back", "back", show=False),
     ]
 
@@ -86,9 +84,9 @@ class ComparePane(SearchedPane[None, None]):
         self._reading = ReadingOthers(lambda: self.post_message(OtherRead()))
         self._key = "loss"
         self._axis: Axis = "step"
-        self._choosing: Choosing | None = None
+        self._choosing = ""
         self._found: list[FoundRun] | None = None
-        self._items: list[Item] = []
+        self._about_list = ""
         self._scroll = 0
         self._seen: object = None
 
@@ -96,7 +94,7 @@ class ComparePane(SearchedPane[None, None]):
         yield Sheet(id="compare-table")
         yield Plot()
         yield Sheet(id="compare-settings")
-        yield Sheet(id="compare-list")
+        yield OptionList(id="compare-list", compact=True)
         yield Input(placeholder="only runs with this text", compact=True)
 
     def on_mount(self) -> None:
@@ -137,10 +135,11 @@ class ComparePane(SearchedPane[None, None]):
         runs = self._runs()
         if not width or not height or not runs:
             return
-        if self._choosing is not None:
-            self._draw_list(runs, width, height - self.has_class("searching"))
-            return
         table, plot = self.query_one("#compare-table", Sheet), self.query_one(Plot)
+        if self._choosing:
+            table.styles.height = 1
+            table.draw([rule(self._choosing, width, self._about_list)])
+            return
         curves = lines(runs, self._key, self._axis)
         common = common_place(curves)
         markers = terminal_glyphs().markers
@@ -158,36 +157,42 @@ class ComparePane(SearchedPane[None, None]):
         if settings.display:
             settings.draw(difference_rows(differences(runs), width, max(1, room), top=self._scroll, markers=markers))
 
-    def _draw_list(self, runs: list[Compared], width: int, height: int) -> None:
-        sheet = self.query_one("#compare-list", Sheet)
-        assert self._choosing is not None
-        if self._choosing.what == _RUNS:
-            chosen = [str(path) for path in self._others or ()]
-            found = self._found
-            items = None if found is None else run_items(found, chosen, time.time())
-        else:
-            items = [Item(key=key, text=key) for key in metric_keys(runs)]
-        rows, self._items, self._choosing = list_page(self._choosing, items, width, height)
-        sheet.draw(rows)
+    def _fill_list(self) -> None:
+        """List the runs or metrics that contain the text of the search; the cursor stays on its line."""
+        listed, query = self.query_one(OptionList), self.query_one(Input).value.strip()
+        of_runs = self._choosing == _RUNS
+        items = ((key, key) for key in metric_keys(self._runs()))
+        if of_runs:
+            items = run_items(self._found or (), self._others or (), time.time())
+        found = {key: text for key, text in items if query.casefold() in text.casefold()}
+        options = [Option(Content(printable(text)), id=key) for key, text in found.items()]
+        place = listed.highlighted or 0
+        listed.clear_options().add_options(options)
+        listed.highlighted = min(place, len(options) - 1) if options else None
+        if not options:
+            words = "no other runs" if of_runs and not query else "none with this text"
+            listed.add_option(Option("looking for runs" if of_runs and self._found is None else words, disabled=True))
+        keys = "enter: add or remove" if of_runs else "enter: choose"
+        self._about_list = joined([f"“{query}”" if query else "", f"{len(options):,}", keys, "esc: back"])
+        self._draw()
 
     # Keys
 
     def action_choose(self, what: str) -> None:
         """Open a list, or close it."""
         wanted = _RUNS if what == "runs" else _METRICS
-        if self._choosing is not None and self._choosing.what == wanted:
+        if self._choosing == wanted:
             self.action_back()
             return
-        place = 0
-        if wanted == _METRICS:
-            keys = metric_keys(self._runs())
-            place = keys.index(self._key) if self._key in keys else 0
-        elif self._board is not None:
-            self._find(self._board.directory)
-        self._choosing = Choosing(what=wanted, place=place)
+        self._choosing = wanted
         self.add_class("choosing")
-        self.query_one("#compare-list", Sheet).focus()
-        self.call_after_refresh(self._draw)
+        self._fill_list()
+        keys = metric_keys(self._runs())
+        listed = self.query_one(OptionList)
+        listed.highlighted = keys.index(self._key) if wanted == _METRICS and self._key in keys else 0
+        listed.focus()
+        if wanted == _RUNS and self._board is not None:
+            self._find(self._board.directory)
 
     @work(thread=True, exclusive=True, group="finding", exit_on_error=False)
     def _find(self, directory: Path) -> None:
@@ -203,26 +208,26 @@ class ComparePane(SearchedPane[None, None]):
             FoundRun(directory=path, name=str(path), step=None, loss=None, status="", time=None) for path in others
         ]
         self._found = [*named, *found]
-        self._draw()
+        if self._choosing:
+            self._fill_list()
 
     def action_move(self, by: int) -> None:
         """Move the cursor of a list, or scroll the settings."""
-        if self._choosing is not None:
-            self._choosing = evolve(self._choosing, place=self._choosing.place + by)
+        listed = self.query_one(OptionList)
+        if self._choosing:
+            listed.action_cursor_down() if by > 0 else listed.action_cursor_up()
         else:
             self._scroll = max(0, self._scroll + by)
-        self._draw()
+            self._draw()
 
-    def action_take(self) -> None:
-        """Choose the item under the cursor of a list."""
-        if self._choosing is None or not self._items:
-            return
-        item = self._items[self._choosing.place]
-        if self._choosing.what == _METRICS:
-            self._key = item.key
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Choose a metric, or add or remove a run."""
+        event.stop()
+        if self._choosing == _METRICS:
+            self._key = event.option_id or self._key
             self.action_back()
             return
-        path, others = Path(item.key), list(self._others or ())
+        path, others = Path(event.option_id or ""), list(self._others or ())
         if path in others:
             others.remove(path)
         elif len(others) < MOST_LINES - 1:
@@ -231,7 +236,7 @@ class ComparePane(SearchedPane[None, None]):
             self.app.notify(f"{MOST_LINES} runs are the most that can be compared", severity="warning")
         self._others = others
         self._reading.want(others)
-        self._draw()
+        self._fill_list()
 
     def action_axis(self) -> None:
         """Switch between steps and tokens on the x axis."""
@@ -250,8 +255,8 @@ class ComparePane(SearchedPane[None, None]):
         """Close the part that was opened last."""
         if self.has_class("searching"):
             self._end_search(clear=True)
-        elif self._choosing is not None:
-            self._choosing = None
+        elif self._choosing:
+            self._choosing = ""
             self.remove_class("choosing")
             self.query_one(Input).value = ""
             self.query_one(Plot).focus()
@@ -261,14 +266,14 @@ class ComparePane(SearchedPane[None, None]):
 
     def action_search(self) -> None:
         """Ask for a text, of the runs or the metrics."""
-        if self._choosing is None:
+        if not self._choosing:
             self.action_choose("runs")
         super().action_search()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        if self._choosing is not None:
-            self._choosing = evolve(self._choosing, query=event.value.strip(), place=0)
-            self._draw()
+        if self._choosing:
+            self.query_one(OptionList).highlighted = None
+            self._fill_list()
 
 
 LOSS = "loss"

@@ -11,8 +11,7 @@ from textual.content import Content
 
 from xtrain.records.names import EndStatus
 from xtrain.records.status import ServerStatus
-from xtrain.text.units import duration, printable
-from xtrain.text.units import regular_plural as plural
+from xtrain.text.units import duration, plural, printable
 from xtrain.tui.board.pane import Pane
 from xtrain.tui.model.board import last_step, next_step, seconds_left
 from xtrain.tui.pages.server_page import is_old
@@ -20,7 +19,7 @@ from xtrain.tui.pages.sheet import left
 
 if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
-    from xtrain.tui.model.planned import Planned, PlannedTick, StepTokens
+    from xtrain.tui.model.planned import Planned
 
 
 @frozen
@@ -72,11 +71,6 @@ _STYLES = {
 }
 
 
-def state_style(word: str) -> str:
-    """Return the style of a word for the state of a run."""
-    return _STYLES.get(word, "bold")
-
-
 def name_of(board: "Board") -> str:
     """Return the name of the run: of its experiment, else of its folder."""
     start, planned = board.run.start, board.planned
@@ -118,7 +112,7 @@ def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None =
         return _head_of_server(board, board.server, width, frozen_at, old)
     pieces = (
         Piece(shortened(name, max(16, width // 4)), "bold $primary", 10),
-        Piece(word.upper() if life.over else word, state_style(word), 9),
+        Piece(word.upper() if life.over else word, _STYLES.get(word, "bold"), 9),
         *([] if old is None else [old]),
         Piece(f"reading {board.loading:.0%}" if board.loading is not None else "", "$warning", 8),
         Piece(f"view frozen {frozen_at}" if frozen_at else "", "reverse $warning", 8),
@@ -138,7 +132,7 @@ def _head_of_server(board: "Board", server: ServerStatus, width: int, frozen_at:
     waiting = f"{server.waiting:,} waiting" if server.waiting else ""
     pieces = (
         Piece(shortened(name_of(board), max(16, width // 4)), "bold $primary", 10),
-        Piece(word.upper() if word in ("lost", "failed", "stopped") else word, state_style(word), 9),
+        Piece(word.upper() if word in ("lost", "failed", "stopped") else word, _STYLES.get(word, "bold"), 9),
         *([] if old is None else [old]),
         Piece(f"view frozen {frozen_at}" if frozen_at else "", "reverse $warning", 8),
         Piece(plural(server.clients, "client"), "", 6),
@@ -154,37 +148,16 @@ def _head_of_server(board: "Board", server: ServerStatus, width: int, frozen_at:
 def tabs(screens: tuple[tuple[int, str, type[Pane]], ...], visited: str, width: int) -> Content:
     """Return the tab line of `screens`, given as (number, name, class); the current one is in brackets, which shows
     without color."""
-    labels = [{cls: text(cls) for _, _, cls in screens} for text in (_title, _short, _shortest)]
     pieces: list[Piece] = []
-    for words in labels:
+    for shorten in (lambda cls: cls.title, lambda cls: cls.short, lambda cls: cls.short[:3]):
         pieces = []
         for number, name, cls in screens:
-            label = f"{number} {words[cls]}"
-            here = name == visited
-            pieces.append(
-                Piece(
-                    f"[{label}]" if here else f" {label} ",
-                    "bold reverse" if here else "$text-muted",
-                    weight=2 if here else 1,
-                    action=f"app.visit('{name}')",
-                )
-            )
+            label, here = f"{number} {shorten(cls)}", name == visited
+            text, style = (f"[{label}]", "bold reverse") if here else (f" {label} ", "$text-muted")
+            pieces.append(Piece(text, style, weight=2 if here else 1, action=f"app.visit('{name}')"))
         if sum(len(piece.text) for piece in pieces) <= width:
             break
     return line(pieces, width, gap="", margin="")
-
-
-def _title(cls: "type[Pane]") -> str:
-    return cls.title
-
-
-def _short(cls: "type[Pane]") -> str:
-    return cls.short
-
-
-def _shortest(cls: "type[Pane]") -> str:
-    """Return the label for a tab line on which all possible screens are present."""
-    return cls.short[:3]
 
 
 @frozen
@@ -201,7 +174,11 @@ def upcoming(board: "Board") -> list[Next]:
     planned, step, last = board.planned, board.step, last_step(board)
     if planned is None or board.life.over:
         return []
-    found = [Next(_names(tick), _in_steps(tick, step, planned.step_tokens), tick.seconds) for tick in planned.ticks]
+    found = []
+    for tick in planned.ticks:
+        at = next_step(tick, planned.step_tokens, step)
+        what = _of_nodes(tick.nodes) + (", then stop" if tick.stop else "")
+        found.append(Next(what, None if at is None else at - step, tick.seconds))
     known = [each for each in found if each.in_steps is None or last is None or step + each.in_steps <= last]
     if last is not None and last > step:
         known += _at_last(planned, last, last - step, stops=last != steps_of(board))
@@ -218,15 +195,6 @@ def _at_last(planned: "Planned", last: int, in_steps: int, *, stops: bool) -> li
         return []
     nodes = _of_nodes(found.nodes) if found else ""
     return [Next(("the stop" if stops else "the end") + (f": {nodes}" if nodes else ""), in_steps)]
-
-
-def _in_steps(tick: "PlannedTick", step: int, tokens: "StepTokens | None") -> int | None:
-    at = next_step(tick, tokens, step)
-    return None if at is None else at - step
-
-
-def _names(tick: "PlannedTick") -> str:
-    return _of_nodes(tick.nodes) + (", then stop" if tick.stop else "")
 
 
 def _of_nodes(nodes: tuple[str, ...]) -> str:
@@ -257,16 +225,10 @@ def stretches(board: "Board") -> list[ScheduleSpan]:
     planned, steps = board.planned, steps_of(board)
     if planned is None or not steps:
         return []
-    begins = [min(1.0, _begin(phase, steps)) for phase in planned.phases]
+    begins = [min(1.0, p.fraction or 0.0 if p.first is None else p.first / steps) for p in planned.phases]
     done = board.step / steps
     ends = [*begins[1:], 1.0]
     return [
         ScheduleSpan(phase.name, begin, end, begin <= done < end or (done >= 1 and end == 1))
         for phase, begin, end in zip(planned.phases, begins, ends, strict=True)
     ]
-
-
-def _begin(phase, steps: int) -> float:
-    if phase.first is not None:
-        return phase.first / steps
-    return phase.fraction or 0.0

@@ -9,7 +9,7 @@ from textual.binding import Binding
 from textual.widgets import Input
 
 from xtrain.text.units import whole
-from xtrain.tui.board.pane import ListPane, RowsPane, SearchedPane, Sheet
+from xtrain.tui.board.pane import ListPane, RowsPane, SearchedPane, Sheet, cursor_keys
 from xtrain.tui.board.plot import Line, Plot
 from xtrain.tui.model.event_log import EventLog
 from xtrain.tui.pages import events as event_keys
@@ -34,10 +34,6 @@ _TABLE_ROWS = 6
 _CURVES = (("loss by dataset", "loss/{}"), ("held-out loss", "eval/{}/loss"), ("data wait", ""))
 
 
-class DatasetsSheet(Sheet):
-    """Table of datasets; it has the keys of the screen."""
-
-
 class DatasetsPane(RowsPane[ListView, ListPage]):
     """Datasets screen: losses, rows and shares of every dataset."""
 
@@ -49,10 +45,7 @@ class DatasetsPane(RowsPane[ListView, ListPage]):
     DatasetsPane { layout: vertical; }
     """
     BINDINGS = [  # noqa: RUF012
-        Binding("down,j", "do('moved', 1)", "next dataset", show=False),
-        Binding("up,k", "do('moved', -1)", "previous dataset", show=False),
-        Binding("pagedown", "turn(1)", "page down", show=False),
-        Binding("pageup", "turn(-1)", "page up", show=False),
+        *cursor_keys("dataset"),
         Binding("v", "curves", "curves", tooltip="losses, held-out losses, data wait"),
     ]
 
@@ -70,7 +63,7 @@ class DatasetsPane(RowsPane[ListView, ListPage]):
         return several(board)
 
     def compose(self) -> ComposeResult:
-        yield DatasetsSheet()
+        yield Sheet()
         yield Plot()
 
     def show(self, board: "Board") -> None:
@@ -95,7 +88,7 @@ class DatasetsPane(RowsPane[ListView, ListPage]):
         self.query_one(Plot).show(lines, title=title)
 
     def _draw(self) -> None:
-        sheet = self.query_one(DatasetsSheet)
+        sheet = self.query_one(Sheet)
         width, height = self.content_size
         if not width or not height:
             return
@@ -125,10 +118,6 @@ AUX_LOSS = "moe/aux_loss"
 _EXPERTS_PLOT_ROWS, _MOST_PLOT_ROWS = 7, 26
 
 
-class ExpertsSheet(Sheet):
-    """Expert map; it has the keys of the screen."""
-
-
 class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
     """Experts screen: load of every expert of every layer, relative to an even load, and the balance loss."""
 
@@ -140,10 +129,7 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
     ExpertsPane { layout: vertical; }
     """
     BINDINGS = [  # noqa: RUF012
-        Binding("down,j", "do('moved', 1)", "next layer", show=False),
-        Binding("up,k", "do('moved', -1)", "previous layer", show=False),
-        Binding("pagedown", "turn(1)", "page down", show=False),
-        Binding("pageup", "turn(-1)", "page up", show=False),
+        *cursor_keys("layer"),
         Binding("home", "do('moved', -1000000)", "first layer", show=False),
         Binding("end", "do('moved', 1000000)", "last layer", show=False),
         Binding("o", "do('reordered')", "order", tooltip="the most uneven layer first, or by number"),
@@ -165,7 +151,7 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
         return AUX_LOSS in board.series.keys or any(key.startswith("moe/") for key in board.series.last.rest)
 
     def compose(self) -> ComposeResult:
-        yield ExpertsSheet()
+        yield Sheet()
         yield Plot()
 
     def show(self, board: "Board") -> None:
@@ -180,7 +166,7 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
         self._draw()
 
     def _draw(self) -> None:
-        sheet, plot = self.query_one(ExpertsSheet), self.query_one(Plot)
+        sheet, plot = self.query_one(Sheet), self.query_one(Plot)
         width, height = self.content_size
         if not width or not height:
             return
@@ -199,7 +185,7 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
         """Toggle a view of the balance loss alone."""
         self._only_plot = not self._only_plot
         self._draw()
-        (self.query_one(Plot) if self._only_plot else self.query_one(ExpertsSheet)).focus()
+        (self.query_one(Plot) if self._only_plot else self.query_one(Sheet)).focus()
 
 
 def _architecture(board: "Board") -> dict[str, object]:
@@ -218,10 +204,6 @@ def _facts(board: "Board", loads: tuple[LayerLoad, ...]) -> list[str]:
     return [*parts, f"step {step:,}"] if step is not None else parts
 
 
-class EventsSheet(Sheet):
-    """List of events; it has the keys of the screen."""
-
-
 class EventsPane(SearchedPane[EventsView, EventsPage]):
     """Events screen: all events, newest last; the chosen one in full; the logs of the ranks."""
 
@@ -230,25 +212,17 @@ class EventsPane(SearchedPane[EventsView, EventsPage]):
     keys = event_keys
 
     BINDINGS = [  # noqa: RUF012
-        Binding("down,j", "do('moved', 1)", "later event", show=False),
-        Binding("up,k", "do('moved', -1)", "earlier event", show=False),
-        Binding("pagedown", "turn(1)", "page down", show=False),
-        Binding("pageup", "turn(-1)", "page up", show=False),
+        *cursor_keys("event"),
         Binding("home", "do('moved', -1000000)", "oldest", show=False),
         Binding("f,end", "do('newest')", "follow", key_display="f", tooltip="to the newest, and follow"),
         Binding("enter", "do('entered')", "in full", tooltip="the event in full, and back"),
         Binding("slash", "search", "filter", tooltip="filter by a text"),
-        Binding(
-            "right_square_bracket,right",
-            "do('other_kinds', 1)",
-            "kind",
-            key_display="]",
-            tooltip="all events, problems, or one kind",
-        ),
+        Binding("right_square_bracket,right", "do('other_kinds', 1)", "kind", key_display="]",
+                tooltip="all events, problems, or one kind"),
         Binding("left_square_bracket,left", "do('other_kinds', -1)", "previous kind", show=False),
         Binding("l", "do('other_log')", "logs", tooltip="the ends of the logs, one after the other"),
         Binding("escape", "back", "back", show=False),
-    ]
+    ]  # fmt: skip
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(EventsView(), id=id)
@@ -256,24 +230,16 @@ class EventsPane(SearchedPane[EventsView, EventsPage]):
         self._directory = Path()
 
     def compose(self) -> ComposeResult:
-        yield EventsSheet()
-        yield Input(
-            placeholder="only events and lines with this text; enter keeps the filter, esc removes it", compact=True
-        )
+        yield Sheet()
+        yield Input("", "only events and lines with this text; enter keeps the filter, esc removes it", compact=True)
 
     def show(self, board: "Board") -> None:
         if self._page is None or board.events.version != self._log.version or board.events is not self._log:
             self._log, self._directory = board.events, board.directory
             self._draw()
 
-    def _draw(self) -> None:
-        sheet = self.query_one(EventsSheet)
-        width, height = sheet.content_size
-        if not width or not height:
-            return
-        self._page = events_page(self._log, self._view, width, height, directory=str(self._directory))
-        self._view = self._page.view
-        sheet.draw(self._page.rows)
+    def _new_page(self, width: int, height: int) -> EventsPage:
+        return events_page(self._log, self._view, width, height, directory=str(self._directory))
 
     def action_back(self) -> None:
         """Close the part that was opened last."""

@@ -11,8 +11,7 @@ from textual.containers import Horizontal
 from textual.content import Content
 
 from xtrain.records.names import EndStatus
-from xtrain.text.units import UNKNOWN, brief, count, decimal, duration, printable, share, size
-from xtrain.text.units import regular_plural as plural
+from xtrain.text.units import UNKNOWN, brief, count, decimal, duration, plural, printable, share, size
 from xtrain.tui.board.head import shortened, stack, steps_of, stretches, upcoming, when
 from xtrain.tui.board.pane import Pane, RefreshLimiter, TextBlock
 from xtrain.tui.board.plot import Line, Plot

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic, thread_time
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -180,8 +180,17 @@ class Pane(Widget):
         raise NotImplementedError
 
 
+class DrawnPage(Protocol):
+    """Rows of a screen, and the view that they show."""
+
+    @property
+    def rows(self) -> Sequence[Row]: ...
+    @property
+    def view(self) -> Any: ...
+
+
 ViewT = TypeVar("ViewT")
-PageT = TypeVar("PageT")
+PageT = TypeVar("PageT", bound=DrawnPage)
 
 
 class RowsPane(Pane, Generic[ViewT, PageT]):
@@ -190,6 +199,8 @@ class RowsPane(Pane, Generic[ViewT, PageT]):
     _view: the choices. _page: the page drawn last, None before.
     """
 
+    nothing: ClassVar[str] = ""
+    """Sentence that is shown while there is no page."""
     keys: ClassVar[ModuleType]
     """Key functions: each takes the drawn page and returns the next view."""
     _view: ViewT
@@ -200,9 +211,18 @@ class RowsPane(Pane, Generic[ViewT, PageT]):
         self._view = view
         self._page = None
 
-    def _draw(self) -> None:
-        """Draw the known data."""
+    def _new_page(self, width: int, height: int) -> PageT | None:
+        """Return the page of the known data in the view; None without data."""
         raise NotImplementedError
+
+    def _draw(self) -> None:
+        """Draw the known data, once there is room for it."""
+        sheet = self.query_one(Sheet)
+        width, height = sheet.content_size
+        if width and height:
+            self._page = page = self._new_page(width, height)
+            self._view = self._view if page is None else page.view
+            sheet.draw([((self.nothing, "dim"),)] if page is None else page.rows)
 
     def _go(self, view: ViewT) -> None:
         """Change to `view` and draw."""
@@ -224,16 +244,22 @@ class RowsPane(Pane, Generic[ViewT, PageT]):
         self.call_after_refresh(self._draw)
 
 
+def cursor_keys(noun: str) -> list[Binding]:
+    """Return the keys that move a cursor by rows and by pages."""
+    keys = (
+        ("down,j", "do('moved', 1)", f"next {noun}"),
+        ("up,k", "do('moved', -1)", f"previous {noun}"),
+        ("pagedown", "turn(1)", "page down"),
+        ("pageup", "turn(-1)", "page up"),
+    )
+    return [Binding(*key, show=False) for key in keys]
+
+
 class ListPane(RowsPane[ListView, ListPage]):
     """Screen with one list and a cursor."""
 
     keys = list_page
-    BINDINGS = [  # noqa: RUF012
-        Binding("down,j", "do('moved', 1)", "next row", show=False),
-        Binding("up,k", "do('moved', -1)", "previous row", show=False),
-        Binding("pagedown", "turn(1)", "page down", show=False),
-        Binding("pageup", "turn(-1)", "page up", show=False),
-    ]
+    BINDINGS = cursor_keys("row")
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(ListView(), id=id)
@@ -287,5 +313,5 @@ class SearchedPane(RowsPane[ViewT, PageT]):
         if clear:
             self.query_one(Input).value = ""
         self.remove_class("searching")
-        self.query(Sheet).last().focus()
+        self.query("Sheet, OptionList").last().focus()
         self.call_after_refresh(self._draw)

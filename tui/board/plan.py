@@ -8,31 +8,18 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
 
-from xtrain.tui.board.pane import RefreshLimiter, RowsPane, SearchedPane, Sheet
+from xtrain.tui.board.pane import RefreshLimiter, RowsPane, SearchedPane, Sheet, cursor_keys
 from xtrain.tui.pages import plan_view
 from xtrain.tui.pages import rank_view as rank_keys
 from xtrain.tui.pages.plan_rows import PlanFactRows, PlanFacts
 from xtrain.tui.pages.plan_view import PlanPage, PlanView, followed, moved
 from xtrain.tui.pages.plan_view import page as plan_page
 from xtrain.tui.pages.rank_figures import RankFactRows, RankFacts
-from xtrain.tui.pages.rank_view import (
-    RankPage,
-    RankView,
-    at_cell,
-    next_figure,
-    reversed_order,
-    sorted_by_next,
-    to_trouble,
-    to_worst,
-)
+from xtrain.tui.pages.rank_view import RankPage, RankView, at_cell
 from xtrain.tui.pages.rank_view import page as ranks_page
 
 if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
-
-
-class PlanSheet(Sheet):
-    """List of nodes; it has the keys of the screen."""
 
 
 class PlanPane(SearchedPane[PlanView, PlanPage]):
@@ -42,12 +29,10 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
     title = "Plan"
     short = "Plan"
     keys = plan_view
+    nothing = "The run has no plan yet."
 
     BINDINGS = [  # noqa: RUF012
-        Binding("down,j", "do('moved', 1)", "next node", show=False),
-        Binding("up,k", "do('moved', -1)", "previous node", show=False),
-        Binding("pagedown", "turn(1)", "page down", show=False),
-        Binding("pageup", "turn(-1)", "page up", show=False),
+        *cursor_keys("node"),
         Binding("home", "do('moved', -1000000)", "first node", show=False),
         Binding("end", "do('moved', 1000000)", "last node", show=False),
         Binding("right_square_bracket", "do('to_section', 1)", "next section", show=False, key_display="]"),
@@ -69,7 +54,7 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
         self._placed = False
 
     def compose(self) -> ComposeResult:
-        yield PlanSheet()
+        yield Sheet()
         yield Input(placeholder="search nodes: words of an id, a description, an axis", compact=True)
 
     def show(self, board: "Board") -> None:
@@ -82,17 +67,8 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
                 self._view = followed(self._view, self._known)
             self._draw()
 
-    def _draw(self) -> None:
-        sheet = self.query_one(PlanSheet)
-        width, height = sheet.content_size
-        if not width or not height:
-            return
-        if self._known is None:
-            sheet.draw([(("The run has no plan yet.", "dim"),)])
-            return
-        self._page = plan_page(self._known, self._view, width, height)
-        self._view = self._page.view
-        sheet.draw(self._page.rows)
+    def _new_page(self, width: int, height: int) -> PlanPage | None:
+        return None if self._known is None else plan_page(self._known, self._view, width, height)
 
     def action_timing(self) -> None:
         """Show step times by node: next to the list where there is room, else as a page."""
@@ -122,7 +98,7 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
 
     def on_click(self, event: events.Click) -> None:
         """Move the cursor to the mouse."""
-        if self._page is None or self._view.shows != "list" or event.widget is not self.query_one(PlanSheet):
+        if self._page is None or self._view.shows != "list" or event.widget is not self.query_one(Sheet):
             return
         place = event.y - 1 + self._view.top
         if 0 <= event.y - 1 < self._page.height and place < len(self._page.lines) and event.x < self._page.list_width:
@@ -135,6 +111,7 @@ class RanksPane(RowsPane[RankView, RankPage]):
     title = "Ranks"
     short = "Ranks"
     keys = rank_keys
+    nothing = "No rank has sent a heartbeat yet."
 
     BINDINGS = [  # noqa: RUF012
         Binding("down,j", "do('moved', 1, 0)", "down", show=False),
@@ -145,14 +122,14 @@ class RanksPane(RowsPane[RankView, RankPage]):
         Binding("pageup", "turn(-1)", "page up", show=False),
         Binding("home", "do('moved', -1000000, -1000000)", "first", show=False),
         Binding("end", "do('moved', 1000000, 1000000)", "last", show=False),
-        Binding("m", "figure(1)", "metric", tooltip="next metric: step time, own work, data wait, …"),
-        Binding("M", "figure(-1)", "previous metric", show=False),
+        Binding("m", "do('next_figure', 1)", "metric", tooltip="next metric: step time, own work, data wait, …"),
+        Binding("M", "do('next_figure', -1)", "previous metric", show=False),
         Binding("v", "do('table')", "table", tooltip="all ranks as a table, or the map again"),
-        Binding("o", "sort", "sort", tooltip="sort the table by its next column"),
-        Binding("r", "reverse", "other way round", show=False, tooltip="sort the other way round"),
-        Binding("e", "experts", "experts", tooltip="the mesh of experts, and back"),
-        Binding("w", "worst", "worst", tooltip="to the rank with the highest value"),
-        Binding("g", "trouble", "trouble", tooltip="to the next rank with a problem"),
+        Binding("o", "do('sorted_by_next')", "sort", tooltip="sort the table by its next column"),
+        Binding("r", "do('reversed_order')", "other way round", show=False, tooltip="sort the other way round"),
+        Binding("e", "do('other_mesh')", "experts", tooltip="the mesh of experts, and back"),
+        Binding("w", "do('to_worst')", "worst", tooltip="to the rank with the highest value"),
+        Binding("g", "do('to_trouble')", "trouble", tooltip="to the next rank with a problem"),
         Binding("enter", "do('entered')", "in full", tooltip="the ranks of a cell, or a rank in full; and back"),
         Binding("escape", "do('back')", "back", show=False),
     ]
@@ -172,47 +149,8 @@ class RanksPane(RowsPane[RankView, RankPage]):
                 self._known = self._facts.of(board)
                 self._draw()
 
-    def _draw(self) -> None:
-        sheet = self.query_one(Sheet)
-        width, height = sheet.content_size
-        if not width or not height:
-            return
-        if self._known is None:
-            self._page = None
-            sheet.draw([(("No rank has sent a heartbeat yet.", "dim"),)])
-            return
-        self._page = ranks_page(self._known, self._view, width, height)
-        self._view = self._page.view
-        sheet.draw(self._page.rows)
-
-    def action_figure(self, by: int) -> None:
-        """Show another figure in the map."""
-        if self._known:
-            self._go(next_figure(self._view, self._known, by))
-
-    def action_sort(self) -> None:
-        """Sort the table by its next column."""
-        if self._page and self._known and self._view.shows == "table":
-            self._go(sorted_by_next(self._page, self._known, self.query_one(Sheet).content_size.width))
-
-    def action_reverse(self) -> None:
-        """Reverse the order of the table."""
-        if self._page and self._known and self._view.shows == "table":
-            self._go(reversed_order(self._page, self._known))
-
-    def action_experts(self) -> None:
-        """Switch between the mesh and the experts' mesh."""
-        self._go(evolve(self._view, experts=not self._view.experts))
-
-    def action_worst(self) -> None:
-        """Move the cursor to the rank with the highest value of the shown figure."""
-        if self._known:
-            self._go(to_worst(self._view, self._known))
-
-    def action_trouble(self) -> None:
-        """Move to the next rank with a problem."""
-        if self._page and self._known:
-            self._go(to_trouble(self._page, self._known))
+    def _new_page(self, width: int, height: int) -> RankPage | None:
+        return None if self._known is None else ranks_page(self._known, self._view, width, height)
 
     def on_click(self, event: events.Click) -> None:
         """Move the cursor to the mouse."""

@@ -13,41 +13,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from xtrain.records.events import (
-    AlertEvent,
-    ControlEvent,
-    FailureEvent,
-    NotifyEvent,
-    ReplicaGroupEvent,
-    RestartEvent,
-    RunEndEvent,
-    SignalEvent,
-    StopEvent,
-    StuckEvent,
-    WarningEvent,
-)
+from xtrain.records import events
+from xtrain.records import training_events as training
 from xtrain.records.lines import Event
 from xtrain.records.names import ControlState, EndStatus
-from xtrain.records.training_events import (
-    CheckpointEvent,
-    EstimateEvent,
-    EvalEvent,
-    GeneratedText,
-    GenerateEvent,
-    MemorySnapshotEvent,
-    NonFiniteEvent,
-    PhaseEvent,
-    ProfileEvent,
-    RollbackEvent,
-    RunStartEvent,
-    SetupBeginEvent,
-    SetupDoneEvent,
-    SetupEvent,
-    SkippedEvent,
-    TokeniseEvent,
-)
-from xtrain.text.units import count, decimal, duration, printable, size, took
-from xtrain.text.units import regular_plural as plural
+from xtrain.text.units import count, decimal, duration, plural, printable, size, took
 from xtrain.tui.event_text import cause, event_text, failed, quality
 from xtrain.tui.feed import Point
 from xtrain.tui.lines.plain import command_of_model, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
@@ -205,12 +175,13 @@ def short_node(node: str) -> str:
 MAX_BOX = 100
 MAX_SAMPLE_LINES = 12
 # The failure after stuck ranks reports their state, and the summary how the run ended.
-_NOT_DRAWN = (SetupBeginEvent, StuckEvent, RunEndEvent)
+_NOT_DRAWN = (training.SetupBeginEvent, events.StuckEvent, events.RunEndEvent)
 _EVENT_STYLES: dict[type[Event], str] = {
-    NonFiniteEvent: "bold red", NotifyEvent: "dim", TokeniseEvent: "dim",
-    **dict.fromkeys((SignalEvent, StopEvent, SkippedEvent, WarningEvent), "yellow"),
-    **dict.fromkeys((RollbackEvent, RestartEvent, ReplicaGroupEvent), "bold yellow"),
-    **dict.fromkeys((PhaseEvent, EstimateEvent, ProfileEvent, MemorySnapshotEvent), "cyan"),
+    training.NonFiniteEvent: "bold red", events.NotifyEvent: "dim", training.TokeniseEvent: "dim",
+    **dict.fromkeys((events.SignalEvent, events.StopEvent, training.SkippedEvent, events.WarningEvent), "yellow"),
+    **dict.fromkeys((training.RollbackEvent, events.RestartEvent, events.ReplicaGroupEvent), "bold yellow"),
+    **dict.fromkeys((training.PhaseEvent, training.EstimateEvent), "cyan"),
+    **dict.fromkeys((training.ProfileEvent, training.MemorySnapshotEvent), "cyan"),
 }  # fmt: skip
 
 
@@ -227,21 +198,21 @@ class PermanentLines:
         if state.is_echo(event) or isinstance(event, _NOT_DRAWN):
             return
         match event:
-            case RunStartEvent():
+            case training.RunStartEvent():
                 yield from self._run_start(state, event)
-            case SetupEvent():
+            case training.SetupEvent():
                 yield self._setup(event)
-            case SetupDoneEvent():
+            case training.SetupDoneEvent():
                 yield Text.assemble("\n ready in ", (took(event.seconds), "bold"), "\n")
-            case GenerateEvent():
+            case training.GenerateEvent():
                 for index, sample in enumerate(event.samples, start=1):
                     which = f" {index}/{len(event.samples)}" if len(event.samples) > 1 else ""
                     yield self._box(sample, f"step {_step(event)} · sample{which}")
-            case EvalEvent():
+            case training.EvalEvent():
                 yield self._row(state, event, event.event, self._eval(event))
-            case CheckpointEvent():
+            case training.CheckpointEvent():
                 yield self._row(state, event, event.event, self._checkpoint(event))
-            case FailureEvent():
+            case events.FailureEvent():
                 body = Text(f"{failed(event)}  {printable(cause(event).strip())}")
                 yield self._row(state, event, f"{self._glyphs.cross} failure", body, "bold red")
             case _:
@@ -252,18 +223,18 @@ class PermanentLines:
         style = _EVENT_STYLES.get(type(event), "green")
         sign = ""
         match event:
-            case AlertEvent() if event.state != "cleared":
+            case events.AlertEvent() if event.state != "cleared":
                 sign, style = f"{self._glyphs.cross} ", "bold red"
-            case ControlEvent():
+            case events.ControlEvent():
                 style = "yellow" if event.state == ControlState.REFUSED else ""
-            case ProfileEvent() | MemorySnapshotEvent():
+            case training.ProfileEvent() | training.MemorySnapshotEvent():
                 event = replace(event, path=self._below(event.path))
         for said in event_text(event):
             body = Text(printable("\n".join((said.body, *said.more))))
             body.stylize("bold", 0, len(printable(said.subject)))
             yield self._row(state, event, f"{sign}{printable(said.word)}", body, style)
 
-    def _run_start(self, state: RunState, start: RunStartEvent) -> Iterator[RenderableType]:
+    def _run_start(self, state: RunState, start: training.RunStartEvent) -> Iterator[RenderableType]:
         facts = [plural(start.world_size, "rank") if start.world_size else "", start.device]
         facts.append(plural(start.steps, "step") if start.steps else "unknown length")
         if state.attempt > 1:
@@ -274,7 +245,7 @@ class PermanentLines:
         yield Text.assemble("\n ", name, "  ", printable(" · ".join(filter(None, facts))))
         yield Text(f" {printable(short_path(self._directory))}\n", "dim", overflow="fold")
 
-    def _setup(self, event: SetupEvent) -> Table:
+    def _setup(self, event: training.SetupEvent) -> Table:
         row = Table.grid(padding=(0, 1))
         row.add_column(width=2, justify="right")
         row.add_column(width=18 if self._console.width < 80 else 26, overflow="fold")
@@ -288,7 +259,7 @@ class PermanentLines:
         )
         return row
 
-    def _eval(self, event: EvalEvent) -> Text:
+    def _eval(self, event: training.EvalEvent) -> Text:
         wide = self._console.width >= 80
         of = "averaged weights, " if event.weights == "averaged" else ""
         over = f"{count(event.tokens)} tokens, " if wide and event.tokens is not None else ""
@@ -298,7 +269,7 @@ class PermanentLines:
             (f"  {of}{over}{took(event.seconds)}", "dim"),
         )
 
-    def _checkpoint(self, event: CheckpointEvent) -> Text:
+    def _checkpoint(self, event: training.CheckpointEvent) -> Text:
         how = f"saved in {took(event.seconds)}" if event.seconds is not None else "saved"
         of_size = f"  {size(event.bytes)}  " if event.bytes is not None else "  "
         return Text.assemble((how, "bold"), of_size, (printable(self._below(event.path)), "dim"))
@@ -310,7 +281,7 @@ class PermanentLines:
         except ValueError:
             return path
 
-    def _box(self, sample: GeneratedText, title: str) -> RenderableType:
+    def _box(self, sample: training.GeneratedText, title: str) -> RenderableType:
         width = min(self._console.width, MAX_BOX)
         prompt, written = printable(sample.prompt), printable(sample.text)
         body = Text.assemble((prompt, "bold"), written.removeprefix(prompt))

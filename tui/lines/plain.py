@@ -154,26 +154,20 @@ class PlainView(Drawer):
 
 def step_line(state: RunState, metrics: StepMetrics) -> str:
     """Return `step 120/600 loss 2.3456 grad_norm 0.812 lr 3.00e-03 12.3k tok/s 0.85 s/step eta 6m48s`."""
-    parts = [f"step {or_dash(metrics.step)}{f'/{state.steps}' if state.steps else ''}"]
-    parts += [f"epoch {state.epoch}"] if state.epoch else []
-    parts.append(f"loss {decimal(metrics.loss, 4)}")
-    if metrics.objective is not None:
-        parts.append(f"objective {decimal(metrics.objective, 4)}")
-    if metrics.reward is not None:
-        parts.append(f"reward {decimal(metrics.reward, 3)}")
-    if metrics.grad_norm is not None:
-        parts.append(f"grad_norm {decimal(metrics.grad_norm, 3)}")
-    if metrics.lr is not None:
-        parts.append(f"lr {metrics.lr:.2e}")
-    if metrics.tokens_per_second is not None:
-        parts.append(f"{count(metrics.tokens_per_second)} tok/s")
-    if metrics.step_seconds is not None:
-        parts.append(f"{decimal(metrics.step_seconds, 2)} s/step")
-    if metrics.mfu is not None:
-        parts.append(f"mfu {metrics.mfu:.1%}")
-    if state.seconds_left is not None:
-        parts.append(f"eta {duration(state.seconds_left)}")
-    return "  ".join(parts)
+    parts = (
+        f"step {or_dash(metrics.step)}{f'/{state.steps}' if state.steps else ''}",
+        f"epoch {state.epoch}" if state.epoch else "",
+        f"loss {decimal(metrics.loss, 4)}",
+        "" if metrics.objective is None else f"objective {decimal(metrics.objective, 4)}",
+        "" if metrics.reward is None else f"reward {decimal(metrics.reward, 3)}",
+        "" if metrics.grad_norm is None else f"grad_norm {decimal(metrics.grad_norm, 3)}",
+        "" if metrics.lr is None else f"lr {metrics.lr:.2e}",
+        "" if metrics.tokens_per_second is None else f"{count(metrics.tokens_per_second)} tok/s",
+        "" if metrics.step_seconds is None else f"{decimal(metrics.step_seconds, 2)} s/step",
+        "" if metrics.mfu is None else f"mfu {metrics.mfu:.1%}",
+        "" if state.seconds_left is None else f"eta {duration(state.seconds_left)}",
+    )
+    return "  ".join(filter(None, parts))
 
 
 def event_lines(event: Event) -> Iterator[str]:

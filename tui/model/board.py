@@ -8,8 +8,7 @@ from attrs import field, frozen
 
 from xtrain.records.status import ServerStatus
 from xtrain.records.sweep import SweepState
-from xtrain.text.units import duration, number
-from xtrain.text.units import regular_plural as plural
+from xtrain.text.units import duration, number, plural
 from xtrain.tui.model.event_log import EventLog
 from xtrain.tui.model.life import Life, OneRank, Ranks
 from xtrain.tui.model.planned import Planned, PlannedTick, StepTokens

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from attrs import frozen
 
-from xtrain.text.units import count, decimal, printable
-from xtrain.text.units import regular_plural as plural
+from xtrain.text.units import count, decimal, plural, printable
 from xtrain.tui.curves.canvas import MOST_LINES, Line
 from xtrain.tui.curves.drawing import exact
 from xtrain.tui.model.find import FoundRun
 from xtrain.tui.model.planned import Planned
-from xtrain.tui.pages.sheet import Row, block, cells, cut, fit, joined, left, restyled, right, row, rule, window
+from xtrain.tui.pages.sheet import Row, block, cells, cut, fit, joined, left, right, row, rule
 
 if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
@@ -211,25 +210,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@frozen(kw_only=True)
-class Choosing:
-    """List to choose from. place: of the cursor; query: only items that contain this text are shown."""
-
-    what: str
-    query: str = ""
-    place: int = 0
-    top: int = 0
-
-
-@frozen(kw_only=True)
-class Item:
-    """Line of such a list. chosen: None if a choice closes the list."""
-
-    key: str
-    text: str
-    chosen: bool | None = None
-
-
 def standing_rows(
     standings: Sequence[Standing],
     key: str,
@@ -313,37 +293,10 @@ def _difference(each: Difference, width: int, broad: int, markers: str) -> list[
     return [*rows, tuple(line)]
 
 
-def run_items(found: Sequence[FoundRun], chosen: Sequence[str], now: float) -> list[Item]:
-    """Return the runs to choose from, with their progress and its age."""
-    items = []
+def run_items(found: Sequence[FoundRun], chosen: Sequence[Path], now: float) -> Iterator[tuple[str, str]]:
+    """Yield the runs to choose from: the path, and a line with a check box, the run's progress and its age."""
     for run in found:
         step = "no step" if run.step is None else f"step {run.step:,}"
         loss = "" if run.loss is None else f"loss {decimal(run.loss, 4)}"
-        said = "  ".join(filter(None, (run.name, step, loss, run.status, run.age(now))))
-        items.append(Item(key=str(run.directory), text=said, chosen=str(run.directory) in chosen))
-    return items
-
-
-def list_page(
-    choosing: Choosing, items: Sequence[Item] | None, width: int, height: int
-) -> tuple[list[Row], list[Item], Choosing]:
-    """Return the rows of a list, the items that match its filter, and its new state. items: None while they are being
-    searched."""
-    wanted = choosing.query.casefold()
-    shown = [item for item in items or () if wanted in item.text.casefold()]
-    place = max(0, min(len(shown) - 1, choosing.place))
-    room = max(1, height - 1)
-    top = window(len(shown), room, choosing.top, place)
-    query = f"“{choosing.query}”" if choosing.query else ""
-    several = any(item.chosen is not None for item in items or ())
-    keys = "enter: add or remove" if several else "enter: choose"
-    rows = [rule(choosing.what, width, joined([query, f"{len(shown):,}", keys, "esc: back"]))]
-    for number, item in enumerate(shown[top : top + room], start=top):
-        sign = "" if item.chosen is None else f"[{'x' if item.chosen else ' '}] "
-        drawn = fit(row(f" {sign}{item.text}"), width)
-        rows.append(restyled(drawn, "cursor") if number == place else drawn)
-    if not shown:
-        words = "looking for runs" if items is None else "none with this text" if wanted else "no other runs"
-        rows.append(row((f" {words}", "dim")))
-    state = Choosing(what=choosing.what, query=choosing.query, place=place, top=top)
-    return block(rows, width, height), shown, state
+        words = "  ".join(filter(None, (run.name, step, loss, run.status, run.age(now))))
+        yield str(run.directory), f"[{'x' if run.directory in chosen else ' '}] {words}"

@@ -7,32 +7,13 @@ from typing import Literal
 
 import msgspec
 from attrs import evolve, field, frozen
+from rich.cells import chop_cells
 
-from xtrain.records.events import (
-    AlertEvent,
-    ControlEvent,
-    FailureEvent,
-    RestartEvent,
-    RunEndEvent,
-    StuckEvent,
-    WarningEvent,
-)
+from xtrain.records import events
+from xtrain.records import training_events as training
 from xtrain.records.lines import as_object, kind_of
 from xtrain.records.names import ControlState, EndStatus
-from xtrain.records.training_events import (
-    CheckpointEvent,
-    GeneratedText,
-    GenerateEvent,
-    ModelEvent,
-    NonFiniteEvent,
-    RollbackEvent,
-    RunStartEvent,
-    SetupBeginEvent,
-    SetupEvent,
-    SkippedEvent,
-)
-from xtrain.text.units import printable, text
-from xtrain.text.units import regular_plural as plural
+from xtrain.text.units import plural, printable, text
 from xtrain.tui.event_text import event_text
 from xtrain.tui.model.event_log import EventLog, LogEntry, LogTail
 from xtrain.tui.pages.sheet import (
@@ -40,7 +21,6 @@ from xtrain.tui.pages.sheet import (
     STUCK_SIGN,
     Row,
     block,
-    cells,
     cut,
     fit,
     joined,
@@ -55,12 +35,13 @@ from xtrain.tui.pages.sheet import (
 
 # Problems and near problems, in order of importance.
 _PROBLEMS = (
-    FailureEvent, StuckEvent, NonFiniteEvent, AlertEvent, RollbackEvent, RestartEvent, SkippedEvent, WarningEvent,
+    events.FailureEvent, events.StuckEvent, training.NonFiniteEvent, events.AlertEvent, training.RollbackEvent,
+    events.RestartEvent, training.SkippedEvent, events.WarningEvent,
 )  # fmt: skip
 PROBLEMS = tuple(map(kind_of, _PROBLEMS))
 _STYLES = {
-    **dict.fromkeys(_PROBLEMS, "warn"), FailureEvent: "bad", StuckEvent: "bad", CheckpointEvent: "good",
-    ModelEvent: "good",
+    **dict.fromkeys(_PROBLEMS, "warn"), events.FailureEvent: "bad", events.StuckEvent: "bad", training.CheckpointEvent:
+    "good", training.ModelEvent: "good",
 }  # fmt: skip
 _GOOD_ENDS = (EndStatus.DONE, EndStatus.COMPLETE)
 # Fields that the words above have said already.
@@ -70,11 +51,11 @@ _SAID = ("event", "step", "time", "traceback", "error", "samples", "message")
 def style_of(entry: LogEntry) -> str:
     """Return `bad`, `warn`, `good` or nothing."""
     event = entry.event
-    if isinstance(event, RunEndEvent):
+    if isinstance(event, events.RunEndEvent):
         return "good" if event.status in _GOOD_ENDS else "bad" if event.status == EndStatus.FAILED else "warn"
-    if isinstance(event, AlertEvent) and event.state == "cleared":
+    if isinstance(event, events.AlertEvent) and event.state == "cleared":
         return "good"
-    if isinstance(event, ControlEvent) and event.state == ControlState.REFUSED:
+    if isinstance(event, events.ControlEvent) and event.state == ControlState.REFUSED:
         return "warn"
     return _STYLES.get(type(event), "")
 
@@ -97,7 +78,7 @@ def date(seconds: float | None) -> str:
 def detail(entry: LogEntry, width: int) -> list[Row]:
     """Return the rows of an event in full: its texts unshortened, then its other fields as written."""
     rows: list[Row] = []
-    if isinstance(entry.event, GenerateEvent):
+    if isinstance(entry.event, training.GenerateEvent):
         for number, sample in enumerate(entry.event.samples, start=1):
             rows += [row((f"sample {number}", "title")), *_written(sample, width), ()]
     else:
@@ -119,35 +100,17 @@ def detail(entry: LogEntry, width: int) -> list[Row]:
     return rows
 
 
-def _written(sample: GeneratedText, width: int) -> list[Row]:
+def _written(sample: training.GeneratedText, width: int) -> list[Row]:
     """Return the prompt in bold and the generated text, with its own line ends and blanks."""
     prompt = printable(sample.prompt)
-    after = printable(sample.text).removeprefix(prompt)
-    rows: list[Row] = []
-    line: list[tuple[str, str]] = []
-    for part, style in ((prompt, "bold"), (after, "")):
-        for number, piece in enumerate(part.split("\n")):
-            if number:
-                rows.append(tuple(line))
-                line = []
-            while piece:
-                room = width - cells(tuple(line))
-                if room < 1:
-                    rows.append(tuple(line))
-                    line = []
-                    continue
-                first = head(piece, room)
-                line.append((first, style))
-                piece = piece[len(first) :]
-    return [*rows, tuple(line)]
-
-
-def head(text: str, room: int) -> str:
-    """Return as much of a text as fits, at least one character."""
-    end = min(len(text), room)
-    while end > 1 and cells(((text[:end], ""),)) > room:
-        end -= 1
-    return text[:end]
+    rows, bold = [], len(prompt)
+    for line in (prompt + printable(sample.text).removeprefix(prompt)).split("\n"):
+        for piece in chop_cells(line, width) or [""]:
+            spans = (piece[:bold], "bold"), (piece[bold:], "")
+            rows.append(tuple(span for span in spans if span[0]))
+            bold = max(0, bold - len(piece))
+        bold = max(0, bold - 1)
+    return rows
 
 
 def _as_text(value: object) -> str:
@@ -197,11 +160,12 @@ def page(log: EventLog, view: EventsView, width: int, height: int, *, directory:
     entries = _chosen_entries(log, view)
     numbers = [entry.number for entry in entries]
     place = numbers.index(view.chosen) if view.chosen in numbers else len(entries) - 1
+    empty = EventsPage(rows=(), view=view, entries=entries, log=log, place=place)
     if view.log:
-        return _log_page(log, entries, view, width, height)
+        return _log_page(empty, width, height)
     if view.shows == "detail" and entries:
-        return _detail_page(log, entries, place, view, width, height)
-    return _list_page(log, entries, place, view, width, height, directory)
+        return _detail_page(empty, width, height)
+    return _list_page(empty, width, height, directory)
 
 
 def _still_there(log: EventLog, view: EventsView) -> EventsView:
@@ -212,19 +176,12 @@ def _chosen_entries(log: EventLog, view: EventsView) -> tuple[LogEntry, ...]:
     kinds = {"all": None, "problems": PROBLEMS}.get(view.kinds, (view.kinds,))
     found = log.filtered(kinds=kinds, text=view.query)
     # A node has one event when it starts and one when it has ended: the start is shown only while the node is running.
-    over = {entry.event.node for entry in log.entries if isinstance(entry.event, SetupEvent)} if kinds is None else ()
-    return tuple(e for e in found if not (isinstance(e.event, SetupBeginEvent) and e.event.node in over))
+    over = {e.event.node for e in log.entries if isinstance(e.event, training.SetupEvent)} if kinds is None else ()
+    return tuple(e for e in found if not (isinstance(e.event, training.SetupBeginEvent) and e.event.node in over))
 
 
-def _list_page(
-    log: EventLog,
-    entries: Sequence[LogEntry],
-    place: int,
-    view: EventsView,
-    width: int,
-    height: int,
-    directory: str,
-) -> EventsPage:
+def _list_page(empty: EventsPage, width: int, height: int, directory: str) -> EventsPage:
+    log, entries, view, place = empty.log, empty.entries, empty.view, empty.place
     above = [_title(log, entries, view, width), *_last_failure(log, view, width)]
     below = max(6, height // 3) if height >= _ROOM_FOR_DETAIL and entries else 0
     room = max(1, height - len(above) - below)
@@ -240,8 +197,7 @@ def _list_page(
     if below:
         rows.append(rule(_heading(entries[place]), width, "enter: in full"))
         rows += [fit(line, width) for line in detail(entries[place], width)[: below - 1]]
-    shown = tuple(block(rows, width, height))
-    return EventsPage(rows=shown, view=evolve(view, top=top), entries=tuple(entries), log=log, place=place, height=room)
+    return evolve(empty, rows=tuple(block(rows, width, height)), view=evolve(view, top=top), height=room)
 
 
 def _title(log: EventLog, entries: Sequence[LogEntry], view: EventsView, width: int) -> Row:
@@ -257,9 +213,9 @@ def _title(log: EventLog, entries: Sequence[LogEntry], view: EventsView, width: 
 def _last_failure(log: EventLog, view: EventsView, width: int) -> list[Row]:
     """Return the newest failure without a later attempt, shown above everything: it must not scroll away."""
     for entry in reversed(log.entries):
-        if isinstance(entry.event, RunStartEvent):
+        if isinstance(entry.event, training.RunStartEvent):
             break
-        if isinstance(entry.event, FailureEvent):
+        if isinstance(entry.event, events.FailureEvent):
             said = f"{DEAD} failure at step {entry.step}: " if entry.step is not None else f"{DEAD} failure: "
             return [fit(row((cut(said + entry.text, width), "bad")), width, "bad")]
     return []
@@ -302,27 +258,19 @@ def _heading(entry: LogEntry) -> str:
     return joined([entry.kind, step, date(entry.time)])
 
 
-def _detail_page(
-    log: EventLog, entries: Sequence[LogEntry], place: int, view: EventsView, width: int, height: int
-) -> EventsPage:
-    entry = entries[place]
+def _detail_page(empty: EventsPage, width: int, height: int) -> EventsPage:
+    view, entry = empty.view, empty.entries[empty.place]
     lines = detail(entry, width)
     room = max(1, height - 1)
     scroll = max(0, min(view.scroll or 0, len(lines) - room))
     part = f"{scroll + 1}–{min(len(lines), scroll + room)} of {len(lines)} lines" if len(lines) > room else "esc: back"
     rows = [rule(_heading(entry), width, part), *lines[scroll : scroll + room]]
-    return EventsPage(
-        rows=tuple(block(rows, width, height)),
-        view=evolve(view, chosen=view.chosen, scroll=scroll),
-        entries=tuple(entries),
-        log=log,
-        place=place,
-        height=room,
-        lines=len(lines),
-    )
+    view = evolve(view, scroll=scroll)
+    return evolve(empty, rows=tuple(block(rows, width, height)), view=view, height=room, lines=len(lines))
 
 
-def _log_page(log: EventLog, entries: Sequence[LogEntry], view: EventsView, width: int, height: int) -> EventsPage:
+def _log_page(empty: EventsPage, width: int, height: int) -> EventsPage:
+    log, view = empty.log, empty.view
     tail = next(tail for tail in log.logs if tail.name == view.log)
     lines = _log_lines(tail, view.query, width)
     room = max(1, height - 1)
@@ -334,15 +282,9 @@ def _log_page(log: EventLog, entries: Sequence[LogEntry], view: EventsView, widt
     rows = [rule(printable(tail.name), width, joined(notes)), *lines[scroll : scroll + room]]
     if not lines:
         rows.append(row((" no line with this text" if view.query else " empty", "dim")))
-    return EventsPage(
-        rows=tuple(block(rows, width, height)),
-        view=evolve(view, scroll=None if scroll == last else scroll),
-        entries=tuple(entries),
-        log=log,
-        place=len(entries) - 1,
-        height=room,
-        lines=len(lines),
-    )
+    view = evolve(view, scroll=None if scroll == last else scroll)
+    rows, last_entry = block(rows, width, height), len(empty.entries) - 1
+    return evolve(empty, rows=tuple(rows), view=view, place=last_entry, height=room, lines=len(lines))
 
 
 def _log_lines(tail: LogTail, query: str, width: int) -> list[Row]:
@@ -353,10 +295,7 @@ def _log_lines(tail: LogTail, query: str, width: int) -> list[Row]:
             continue
         plain = printable(line.rstrip("\r\n")).replace("\n", " ")
         style = "bad" if "Error" in line or "Traceback" in line else ""
-        while plain:
-            first = head(plain, width)
-            found.append(((first, style),))
-            plain = plain[len(first) :]
+        found += [((piece, style),) for piece in chop_cells(plain, width)]
     return found
 
 

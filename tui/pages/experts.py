@@ -9,7 +9,7 @@ from attrs import evolve, field, frozen
 from numpy import ndarray
 
 from xtrain.text.units import number as as_number
-from xtrain.text.units import regular_plural as plural
+from xtrain.text.units import plural
 from xtrain.tui.pages.sheet import (
     BLANK,
     DEAD,

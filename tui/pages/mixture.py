@@ -8,8 +8,7 @@ import numpy as np
 from attrs import frozen
 
 from xtrain.records.training_events import EvalEvent
-from xtrain.text.units import brief, count, decimal
-from xtrain.text.units import regular_plural as plural
+from xtrain.text.units import brief, count, decimal, plural
 from xtrain.tui.model.planned import PlannedPhase
 from xtrain.tui.model.series import Series
 from xtrain.tui.pages.node_times import step_cost

@@ -4,21 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from statistics import median
 
-from attrs import frozen
+from attrs import field, frozen
 
+from xtrain.records import training_events as training
 from xtrain.records.metrics import StepMetrics
-from xtrain.records.training_events import (
-    CheckpointEvent,
-    EvalEvent,
-    GenerateEvent,
-    MemorySnapshotEvent,
-    ModelEvent,
-    ProfileEvent,
-)
 from xtrain.tui.model.board import next_step
 from xtrain.tui.model.event_log import LogEntry
 from xtrain.tui.model.life import Ranks
-from xtrain.tui.model.planned import Planned, PlannedTick
+from xtrain.tui.model.planned import Planned, PlannedTick, PlannedTimes
 from xtrain.tui.state import RunState
 
 
@@ -101,7 +94,10 @@ def setup_times(run: RunState) -> dict[str, Took]:
 
 
 # Events whose `seconds` are those that a node took, but for set-up.
-_TIMED = (EvalEvent, GenerateEvent, CheckpointEvent, ModelEvent, ProfileEvent, MemorySnapshotEvent)
+_TIMED = (
+    training.EvalEvent, training.GenerateEvent, training.CheckpointEvent, training.ModelEvent, training.ProfileEvent,
+    training.MemorySnapshotEvent,
+)  # fmt: skip
 
 
 def last_times(entries: Sequence[LogEntry]) -> dict[str, Took]:
@@ -160,24 +156,18 @@ def _many(value: int, noun: str) -> str:
 class StepCost:
     """Actual and planned time of a step in seconds; None where unknown.
 
-    actual, data, communication: of the newest record, on the rank where each is largest. planned: the likely time,
-    between fast and slow; computing, exposed: its matrix products, and communication that does not overlap with
-    computation.
+    actual, data, communication: of the newest record, on the rank where each is largest.
     """
 
     actual: float | None = None
     data: float | None = None
     communication: float | None = None
-    planned: float | None = None
-    fast: float | None = None
-    slow: float | None = None
-    computing: float | None = None
-    exposed: float | None = None
+    planned: PlannedTimes = field(factory=PlannedTimes)
 
     @property
     def over(self) -> float | None:
         """Relative excess over the planned time: 0.1 is a tenth longer."""
-        return None if self.actual is None or not self.planned else self.actual / self.planned - 1
+        return None if self.actual is None or not self.planned.step else self.actual / self.planned.step - 1
 
     def share(self, seconds: float | None) -> float | None:
         """Return `seconds` as a share of the actual step."""
@@ -186,16 +176,11 @@ class StepCost:
 
 def step_cost(last: StepMetrics, plan: Planned | None) -> StepCost:
     """Return the cost of a step from the newest metrics record and the plan."""
-    times = plan.times if plan else None
     return StepCost(
         actual=last.step_seconds,
         data=last.data_seconds,
         communication=last.comm_seconds,
-        planned=times.step if times else None,
-        fast=times.fast if times else None,
-        slow=times.slow if times else None,
-        computing=times.computing if times else None,
-        exposed=times.exposed if times else None,
+        planned=(plan and plan.times) or PlannedTimes(),
     )
 
 

@@ -1,8 +1,10 @@
 """Graph of a plan as an outline in execution order, with the recorded times, as rows."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from attrs import field, frozen
 
@@ -85,59 +87,53 @@ class Outline:
 
 
 Line = ListSection | PlannedNode
+ValueT = TypeVar("ValueT")
 
 
 def outline(plan: Planned) -> Outline:
     """Arrange a plan."""
-    nodes: dict[str, list[PlannedNode]] = {kind: [] for kind in KINDS}
-    for node in execution_order(plan):
-        nodes.setdefault(node.kind, []).append(node)
-    ticks: dict[str, list[PlannedTick]] = {}
-    for tick in plan.ticks:
-        for node in dict.fromkeys(tick.nodes):
-            ticks.setdefault(node, []).append(tick)
-    when: dict[str, list[str]] = {}
-    for trigger in plan.triggers:
-        times = f" ({trigger.count} in a row)" if (trigger.count or 1) > 1 else ""
-        for node in dict.fromkeys(trigger.nodes):
-            when.setdefault(node, []).append(f"on {trigger.event}{times}")
-    for command in plan.commands:
-        for node in dict.fromkeys(command.nodes):
-            when.setdefault(node, []).append(f"asked: {command.name}")
-    before: dict[str, list[PlannedEdge]] = {}
-    after: dict[str, list[PlannedEdge]] = {}
-    for edge in plan.edges:
-        before.setdefault(edge.after, []).append(edge)
-        after.setdefault(edge.before, []).append(edge)
+    nodes = _grouped((node.kind, node) for node in execution_order(plan))
+    triggered = [
+        (node, f"on {trigger.event}" + (f" ({trigger.count} in a row)" if (trigger.count or 1) > 1 else ""))
+        for trigger in plan.triggers
+        for node in dict.fromkeys(trigger.nodes)
+    ]
+    asked = [(node, f"asked: {command.name}") for command in plan.commands for node in dict.fromkeys(command.nodes)]
     return Outline(
-        nodes={kind: tuple(found) for kind, found in nodes.items() if found},
-        ticks={node: tuple(found) for node, found in ticks.items()},
-        when={node: tuple(found) for node, found in when.items()},
-        before={node: tuple(found) for node, found in before.items()},
-        after={node: tuple(found) for node, found in after.items()},
+        nodes={kind: nodes[kind] for kind in dict.fromkeys((*KINDS, *nodes)) if kind in nodes},
+        ticks=_grouped((node, tick) for tick in plan.ticks for node in dict.fromkeys(tick.nodes)),
+        when=_grouped((*triggered, *asked)),
+        before=_grouped((edge.after, edge) for edge in plan.edges),
+        after=_grouped((edge.before, edge) for edge in plan.edges),
     )
+
+
+def _grouped(pairs: Iterable[tuple[str, ValueT]]) -> dict[str, tuple[ValueT, ...]]:
+    found: dict[str, list[ValueT]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return {key: tuple(values) for key, values in found.items()}
 
 
 def execution_order(plan: Planned) -> list[PlannedNode]:
     """Return nodes in an order that respects every edge, else in the plan's order; nodes of a cycle, which no plan has,
     come last."""
     place = {node.id: number for number, node in enumerate(plan.nodes)}
-    waits = dict.fromkeys(place, 0)
-    followers: dict[str, list[str]] = {}
+    sorter = TopologicalSorter(dict.fromkeys(place, ()))
     for edge in plan.edges:
         if edge.before in place and edge.after in place:
-            waits[edge.after] += 1
-            followers.setdefault(edge.before, []).append(edge.after)
-    ready = [place[node] for node, number in waits.items() if not number]
-    heapify(ready)
+            sorter.add(edge.after, edge.before)
+    with suppress(CycleError):
+        sorter.prepare()
     order: list[PlannedNode] = []
+    ready = [place[id] for id in sorter.get_ready()]
+    heapify(ready)
     while ready:
         node = plan.nodes[heappop(ready)]
         order.append(node)
-        for after in followers.get(node.id, ()):
-            waits[after] -= 1
-            if not waits[after]:
-                heappush(ready, place[after])
+        sorter.done(node.id)
+        for id in sorter.get_ready():
+            heappush(ready, place[id])
     done = {node.id for node in order}
     return order + [node for node in plan.nodes if node.id not in done]
 
@@ -394,8 +390,8 @@ def headline(facts: PlanFacts, shown: int, query: str, width: int) -> Row:
         parts.append(f"now in {most}{where}")
     if facts.cost.actual is not None:
         parts.append(f"a step {brief(facts.cost.actual)}")
-        if facts.cost.planned is not None:
-            parts.append(f"planned {brief(facts.cost.planned)}")
+        if facts.cost.planned.step is not None:
+            parts.append(f"planned {brief(facts.cost.planned.step)}")
     if facts.setup_seconds is not None:
         parts.append(f"set-up {brief(facts.setup_seconds)}")
     while len(parts) > 1 and len(joined(parts)) > width:

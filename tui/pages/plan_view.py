@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from attrs import evolve, field, frozen
 
-from xtrain.text.units import brief, duration, number, size
-from xtrain.text.units import regular_plural as plural
+from xtrain.text.units import brief, duration, number, plural, size
 from xtrain.tui.model.planned import PlannedNode
 from xtrain.tui.pages.node_times import due
 from xtrain.tui.pages.plan_rows import (
@@ -168,22 +167,22 @@ def breakdown_rows(facts: PlanFacts, width: int, height: int) -> list[Row]:
 
 
 def _against_plan(facts: PlanFacts, width: int) -> list[Row]:
-    cost = facts.cost
+    cost, times = facts.cost, facts.cost.planned
     if cost.actual is None:
         return []
     text = f"{brief(cost.actual)} a step"
-    if cost.planned is None or cost.over is None:
+    if cost.over is None:
         return [row((line, "")) for line in wrapped(f"{text}; no planned time: the cluster is unknown", width)]
     near = (
         "as planned" if abs(cost.over) < 0.005 else f"{abs(cost.over):.0%} {'longer' if cost.over > 0 else 'shorter'}"
     )
-    planned = f"planned {brief(cost.planned)}"
-    if cost.fast is not None and cost.slow is not None:
-        planned += f", {brief(cost.fast)} to {brief(cost.slow)}"
-    late = cost.slow is not None and cost.actual > cost.slow
+    planned = f"planned {brief(times.step)}"
+    if times.fast is not None and times.slow is not None:
+        planned += f", {brief(times.fast)} to {brief(times.slow)}"
+    late = times.slow is not None and cost.actual > times.slow
     rows = [row((line, "warn" if late else "bold")) for line in wrapped(f"{text}, {near} ({planned})", width)]
-    if cost.computing is not None and cost.exposed is not None:
-        parts = f"planned: computing {brief(cost.computing)}, exposed communication {brief(cost.exposed)}"
+    if times.computing is not None and times.exposed is not None:
+        parts = f"planned: computing {brief(times.computing)}, exposed communication {brief(times.exposed)}"
         rows += [row((line, "dim")) for line in wrapped(parts, width)]
     return rows
 

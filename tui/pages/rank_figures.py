@@ -105,7 +105,7 @@ LITTLE = 0.05
 AGES = (2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
-@frozen(kw_only=True)
+@frozen
 class Figure:
     """Figure of a rank. title: its name; says: its meaning in a sentence; of: its value, None where a rank has not sent
     it."""
@@ -129,30 +129,19 @@ def seconds_ago(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 59.5 else duration(seconds)
 
 
-STEP = Figure(
-    key="step", title="step time", words=brief, of=lambda rank: rank.step_seconds,
-    says="seconds of a step, averaged since the last record",
-)  # fmt: skip
+STEP = Figure("step", "step time", "seconds of a step, averaged since the last record", lambda r: r.step_seconds, brief)
 WORK = Figure(
-    key="work", title="own work", words=brief, of=lambda rank: rank.busy_seconds,
-    says="seconds of a step without communication, over the newest records: the others wait for the rank with the most",
+    "work", "own work",
+    "seconds of a step without communication, over the newest records: the others wait for the rank with the most",
+    lambda rank: rank.busy_seconds, brief,
 )  # fmt: skip
-DATA = Figure(
-    key="data", title="data wait", words=brief, of=lambda rank: rank.data_seconds,
-    says="seconds of a step spent waiting for rows",
-)  # fmt: skip
+DATA = Figure("data", "data wait", "seconds of a step spent waiting for rows", lambda rank: rank.data_seconds, brief)
 COMMUNICATION = Figure(
-    key="communication", title="communication", words=brief, of=lambda rank: rank.comm_seconds,
-    says="seconds of a step spent in communication, waiting for other ranks included",
+    "communication", "communication", "seconds of a step spent in communication, waiting for other ranks included",
+    lambda rank: rank.comm_seconds, brief,
 )  # fmt: skip
-MEMORY = Figure(
-    key="memory", title="memory", words=size, of=lambda rank: rank.memory_bytes,
-    says="peak memory of a rank in bytes",
-)  # fmt: skip
-PROGRESS = Figure(
-    key="progress", title="heartbeat", words=seconds_ago, of=age,
-    says="seconds without progress: since the last mark of a rank",
-)  # fmt: skip
+MEMORY = Figure("memory", "memory", "peak memory of a rank in bytes", lambda rank: rank.memory_bytes, size)
+PROGRESS = Figure("progress", "heartbeat", "seconds without progress: since the last mark of a rank", age, seconds_ago)
 FIGURES = (STEP, WORK, DATA, COMMUNICATION, MEMORY, PROGRESS)
 
 

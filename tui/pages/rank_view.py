@@ -22,7 +22,6 @@ from xtrain.tui.pages.rank_figures import (
     STEP,
     WORDS,
     WORK,
-    Heat,
     RankFacts,
     expected,
     heat,
@@ -204,14 +203,15 @@ class RankView:
 
 @frozen(kw_only=True)
 class RankPage:
-    """Drawn rows, and the facts that keys need. rank: the one whose details are shown. grid, heat: of the map; order:
-    of the table; first_row: where cells or lines of the table begin; height: number of lines shown."""
+    """Drawn rows, `width` cells wide, and the facts that keys need. rank: the one whose details are shown. grid: of the
+    map; order: of the table; first_row: where cells or lines of the table begin; height: number of lines shown."""
 
     rows: list[Row] = field(repr=False)
     view: RankView
+    facts: RankFacts = field(repr=False)
+    width: int
     rank: int = 0
     grid: Grid | None = None
-    heat: Heat | None = None
     order: tuple[int, ...] = ()
     first_row: int = 0
     height: int = 1
@@ -295,7 +295,7 @@ def _map(facts: RankFacts, view: RankView, head: list[Row], width: int, height: 
                  body if wide else below)  # fmt: skip
     rows = [*head, *(beside(drawn, side) if wide else [*drawn, *side])]
     return RankPage(
-        rows=rows, view=view, rank=rank, grid=grid, heat=found,
+        rows=rows, view=view, facts=facts, width=width, rank=rank, grid=grid,
         first_row=len(head) + grid.heading, height=grid.num_rows,
     )  # fmt: skip
 
@@ -353,14 +353,19 @@ def _table(facts: RankFacts, view: RankView, head: list[Row], width: int, height
         *block(rows, width, body),
         fit(row((note, "dim")), width),
     ]
-    return RankPage(rows=drawn, view=view, rank=view.rank, order=tuple(order), first_row=len(head) + 1, height=body)
+    return RankPage(
+        rows=drawn, view=view, facts=facts, width=width, rank=view.rank, order=tuple(order), first_row=len(head) + 1,
+        height=body,
+    )  # fmt: skip
 
 
 def _full(facts: RankFacts, view: RankView, width: int, height: int) -> RankPage:
     rows = rank_rows(facts.ranks[view.rank], facts, width)
     drawn, scroll, most = scrolled(rows, view.scroll, width, height)
     view = evolve(view, scroll=scroll)
-    return RankPage(rows=drawn, view=view, rank=view.rank, height=height - 1, most_scroll=most)
+    return RankPage(
+        rows=drawn, view=view, facts=facts, width=width, rank=view.rank, height=height - 1, most_scroll=most
+    )
 
 
 def moved(page: RankPage, down: int, right: int = 0) -> RankView:
@@ -386,8 +391,9 @@ def at_cell(page: RankPage, cell: int) -> RankView:
     return evolve(page.view, rank=int(ranks[0])) if len(ranks) else page.view
 
 
-def next_figure(view: RankView, facts: RankFacts, by: int) -> RankView:
+def next_figure(page: RankPage, by: int) -> RankView:
     """Switch to the next figure that any rank has reported."""
+    view, facts = page.view, page.facts
     for number in range(1, len(FIGURES) + 1):
         place = (view.figure + by * number) % len(FIGURES)
         if not np.isnan(facts.figure(FIGURES[place]).values).all():
@@ -424,17 +430,26 @@ def table(page: RankPage) -> RankView:
     return evolve(view, shows="table", only=(), rank=page.rank, top=0)
 
 
-def sorted_by_next(page: RankPage, facts: RankFacts, width: int) -> RankView:
-    """Sort the table by its next column; numbers and states in descending order."""
-    keys = [column.key for column in columns(facts, width) if column.figure or column.key in ("rank", "state")]
+def other_mesh(page: RankPage) -> RankView:
+    """Switch between the mesh and the experts' mesh."""
+    return evolve(page.view, experts=not page.view.experts)
+
+
+def sorted_by_next(page: RankPage) -> RankView:
+    """Sort a table by its next column; numbers and states in descending order."""
+    if page.view.shows != "table":
+        return page.view
+    shown = columns(page.facts, page.width)
+    keys = [column.key for column in shown if column.figure or column.key in ("rank", "state")]
     place = keys.index(page.view.sort) if page.view.sort in keys else -1
     key = keys[(place + 1) % len(keys)]
-    return _resorted(evolve(page.view, sort=key, most_first=key != "rank"), facts)
+    return _resorted(evolve(page.view, sort=key, most_first=key != "rank"), page.facts)
 
 
-def reversed_order(page: RankPage, facts: RankFacts) -> RankView:
-    """Reverse the order of the table."""
-    return _resorted(evolve(page.view, most_first=not page.view.most_first), facts)
+def reversed_order(page: RankPage) -> RankView:
+    """Reverse the order of a table."""
+    view = page.view
+    return _resorted(evolve(view, most_first=not view.most_first), page.facts) if view.shows == "table" else view
 
 
 def _resorted(view: RankView, facts: RankFacts) -> RankView:
@@ -443,19 +458,19 @@ def _resorted(view: RankView, facts: RankFacts) -> RankView:
     return evolve(view, rank=order[0], top=0)
 
 
-def to_worst(view: RankView, facts: RankFacts) -> RankView:
-    """Return the view with the cursor on the rank with the highest value."""
-    values = facts.figure(FIGURES[view.figure]).values
-    if np.isnan(values).all():
-        return view
-    return evolve(view, rank=int(np.nanargmax(values)), only=(), shows="map" if view.shows == "rank" else view.shows)
+def to_worst(page: RankPage) -> RankView:
+    """Move the cursor to the rank with the highest value."""
+    worst = _worst(page.facts, page.view)
+    return page.view if worst is None else _to(page, worst)
 
 
-def to_trouble(page: RankPage, facts: RankFacts) -> RankView:
+def to_trouble(page: RankPage) -> RankView:
     """Move the cursor to the next rank with a problem, the worst first, and around."""
-    found = facts.states.troubled()
-    if not found:
-        return page.view
+    found = page.facts.states.troubled()
     place = found.index(page.rank) if page.rank in found else -1
-    shows = "map" if page.view.shows == "rank" else page.view.shows
-    return evolve(page.view, rank=found[(place + 1) % len(found)], only=(), shows=shows)
+    return _to(page, found[(place + 1) % len(found)]) if found else page.view
+
+
+def _to(page: RankPage, rank: int) -> RankView:
+    view = page.view
+    return evolve(view, rank=rank, only=(), shows="map" if view.shows == "rank" else view.shows)

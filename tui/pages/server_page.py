@@ -5,8 +5,7 @@ from collections.abc import Callable
 from attrs import frozen
 
 from xtrain.records.status import ServedModel, ServerStatus
-from xtrain.text.units import brief, count, decimal, duration
-from xtrain.text.units import regular_plural as plural
+from xtrain.text.units import brief, count, decimal, duration, plural
 from xtrain.tui.pages.sheet import (
     ListPage,
     ListView,

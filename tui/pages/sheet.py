@@ -1,9 +1,9 @@
 """Rows of styled text, cut and padded to terminal cells, and lists with a cursor."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from attrs import frozen
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 
 from xtrain.text.units import printable
 
@@ -97,7 +97,8 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     lines: list[str] = []
     for paragraph in printable(text).split("\n"):
         line = indent if lines else ""
-        for word in _words(paragraph, max(1, width - cell_len(indent))):
+        room = max(1, width - cell_len(indent))
+        for word in filter(None, (part for whole in paragraph.split() for part in chop_cells(whole, room))):
             gap = "" if line in ("", indent) else " "
             if cell_len(line) + len(gap) + cell_len(word) > width and line not in ("", indent):
                 lines.append(line)
@@ -105,15 +106,6 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
             line += gap + word
         lines.append(line)
     return lines
-
-
-def _words(text: str, width: int) -> Iterator[str]:
-    for word in text.split():
-        while cell_len(word) > width:
-            head = set_cell_size(word, width).rstrip() or word[0]
-            yield head
-            word = word[len(head) :]
-        yield word
 
 
 def bar(share: float | None, width: int) -> str:

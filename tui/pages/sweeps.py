@@ -7,8 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from xtrain.records.sweep import SweepState, TrialState, plain
-from xtrain.text.units import count, decimal
-from xtrain.text.units import regular_plural as plural
+from xtrain.text.units import count, decimal, plural
 from xtrain.tui.curves.canvas import MOST_LINES, Curve, Glyphs, Line, Viewport
 from xtrain.tui.curves.drawing import draw
 from xtrain.tui.model.series import Series

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from dashboards import faults, opened, played, rows, shown, until
 from made_runs import made_run
-from textual.widgets import Input
+from textual.widgets import Input, OptionList
 
 from xtrain.tui.board.compare import ComparePane
 from xtrain.tui.board.lists import DatasetsPane, EventsPane, ExpertsPane
@@ -139,10 +139,15 @@ def test_compare(root):
             await pilot.press("d", "m", "down", "j", "up", "enter")
             assert pane._key == "grad_norm" and "grad_norm · by step" in rows(app)[2]
             await pilot.press("m", "pagedown", "pageup", "m")
-            assert pane._choosing is None
+            assert pane._choosing == ""
             await pilot.press("r")
             await until(pilot, lambda: "[x] one/bbbb" in shown(app) and "[ ] two/cccc" in shown(app))
-            await pilot.press("slash", *"cccc", "enter")
+            assert rows(app)[2].startswith("Runs to compare with ──")
+            assert rows(app)[2].endswith("─ 2 · enter: add or remove · esc: back")
+            await pilot.press("slash", *"CCz")
+            assert "“CCz” · 0" in rows(app)[2] and "none with this text" in shown(app)
+            await pilot.press("backspace", *"cc", "enter")
+            assert isinstance(app.focused, OptionList) and "“CCcc” · 1" in rows(app)[2]
             await pilot.press("enter", "escape")
             await until(pilot, lambda: "3 runs" in rows(app)[2] and "■ cccc" in shown(app) and "at 30" in shown(app))
             await pilot.press("r")

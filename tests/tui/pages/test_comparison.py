@@ -15,16 +15,13 @@ from xtrain.tui.curves.canvas import UNICODE
 from xtrain.tui.model.find import found_runs
 from xtrain.tui.model.reader import RunReader
 from xtrain.tui.pages.comparison import (
-    Choosing,
     Compared,
     Difference,
-    Item,
     common_place,
     difference_rows,
     differences,
     labels,
     lines,
-    list_page,
     metric_keys,
     run_items,
     standing_rows,
@@ -167,19 +164,11 @@ def test_a_search_ends_with_its_time(root: Path, monkeypatch: pytest.MonkeyPatch
     assert found_runs(root / "curriculum" / "aaaa") == []
 
 
-def test_lists_are_filtered_and_keep_their_cursor(root: Path) -> None:
-    items = run_items(found_runs(root / "curriculum" / "aaaa"), [str(root / "dense" / "cccc")], 1_795_000_200.0)
-    rows, shown, state = list_page(Choosing(what="Runs", place=99), items, 80, 10)
-    assert len(rows) == 10 and len(shown) == 3 and state.place == 2
-    assert any(plain(row).startswith(" [x] dense/cccc  step 120  loss 3.4540  failed") for row in rows)
-    rows, shown, _ = list_page(Choosing(what="Runs", query="DENSE"), items, 80, 10)
-    assert len(shown) == 2 and "“DENSE” · 2" in plain(rows[0])
-    assert "none with this text" in plain(list_page(Choosing(what="Runs", query="zzz"), items, 80, 10)[0][1])
-    assert "looking for runs" in plain(list_page(Choosing(what="Runs"), None, 80, 10)[0][1])
-    many = [Item(key=str(number), text=f"key {number}") for number in range(100)]
-    for width in WIDTHS:
-        rows, _, state = list_page(Choosing(what="Metrics", place=60), many, width, 9)
-        assert {cell_len(plain(row)) for row in rows} == {width} and any("key 60" in plain(row) for row in rows)
+def test_runs_to_choose_from_show_which_are_chosen_and_how_far_they_are(root: Path) -> None:
+    items = dict(run_items(found_runs(root / "curriculum" / "aaaa"), [root / "dense" / "cccc"], 1_795_000_200.0))
+    assert len(items) == 3
+    assert items[str(root / "dense" / "cccc")].startswith("[x] dense/cccc  step 120  loss 3.4540  failed")
+    assert items[str(root / "dense" / "dddd")].startswith("[ ] dense/dddd  no step")
 
 
 def test_the_sign_of_a_run_has_the_color_of_its_curve(compared: list[Compared]) -> None:

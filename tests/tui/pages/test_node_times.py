@@ -124,7 +124,8 @@ def test_a_step_against_its_plan() -> None:
     cost = step_cost(StepMetrics(step=1, step_seconds=3.0, data_seconds=0.3, comm_seconds=0.6), plan)
     assert cost.over == pytest.approx(0.5)
     assert cost.share(cost.data) == pytest.approx(0.1)
-    assert (cost.planned, cost.fast, cost.slow, cost.computing, cost.exposed) == (2.0, 1.5, 2.5, 1.0, 0.5)
+    planned = cost.planned
+    assert (planned.step, planned.fast, planned.slow, planned.computing, planned.exposed) == (2.0, 1.5, 2.5, 1.0, 0.5)
     unknown = step_cost(StepMetrics(step=None), None)
     assert (unknown.over, unknown.share(1.0), unknown.actual) == (None, None, None)
 

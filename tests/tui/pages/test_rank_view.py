@@ -81,7 +81,7 @@ def test_every_row_fits_the_screen(size: tuple[int, int], shows: Any, huge: Rank
 def test_the_map_shows_who_is_slow_and_who_is_gone_without_colours(size: tuple[int, int]) -> None:
     drawn = page(facts(step_seconds={5: 0.9}, pulse={3: "gone"}), RankView(), *size)
     grid = drawn.grid
-    assert grid is not None and drawn.heat is not None and grid.most == 1
+    assert grid is not None and grid.most == 1
     body = [plain(each) for each in drawn.rows[drawn.first_row : drawn.first_row + grid.num_rows]]
 
     def sign(rank: int) -> str:
@@ -218,10 +218,10 @@ def test_the_next_figure_is_one_that_ranks_have_reported() -> None:
     known = facts(comm_seconds=none, data_seconds=none)
     view, seen = RankView(), []
     for _ in range(4):
-        view = next_figure(view, known, 1)
+        view = next_figure(page(known, view, 80, 20), 1)
         seen.append(FIGURES[view.figure])
     assert seen == [WORK, MEMORY, PROGRESS, STEP]
-    assert FIGURES[next_figure(RankView(), known, -1).figure] is PROGRESS
+    assert FIGURES[next_figure(page(known, RankView(), 80, 20), -1).figure] is PROGRESS
 
 
 def test_a_cell_of_many_opens_their_table_and_one_of_them_in_full(huge: RankFacts) -> None:
@@ -280,11 +280,11 @@ def test_the_table_is_sorted_by_its_columns_and_the_cursor_goes_to_the_top() -> 
     drawn = page(known, RankView(shows="table", rank=1), 200, 46)
     tops = []
     for _ in range(8):
-        drawn = page(known, sorted_by_next(drawn, known, 200), 200, 46)
+        drawn = page(known, sorted_by_next(drawn), 200, 46)
         tops.append((drawn.view.sort, drawn.rank))
     assert tops[0] == ("state", 3) and ("step", 5) in tops and ("work", 2) in tops and ("memory", 6) in tops
     assert tops[-1] == ("rank", 0)
-    other = page(known, reversed_order(drawn, known), 200, 46)
+    other = page(known, reversed_order(drawn), 200, 46)
     assert other.order[0] == other.rank == 7
 
 
@@ -306,16 +306,16 @@ def test_the_table_moves_by_lines_and_turns_into_the_map(huge: RankFacts) -> Non
 
 def test_to_the_worst_and_to_trouble() -> None:
     known = facts(step_seconds={5: 0.9}, busy_seconds={2: 0.9}, pulse={3: "gone"})
-    assert to_worst(RankView(), known).rank == 5
+    assert to_worst(page(known, RankView(), 80, 20)).rank == 5
     seen, view = [], RankView()
     for _ in range(3):
-        view = to_trouble(page(known, view, 80, 20), known)
+        view = to_trouble(page(known, view, 80, 20))
         seen.append(view.rank)
     assert seen == [3, 2, 5]
     well = facts()
-    assert to_trouble(page(well, RankView(rank=1), 80, 20), well).rank == 1
+    assert to_trouble(page(well, RankView(rank=1), 80, 20)).rank == 1
     nothing = facts(step_seconds=dict.fromkeys(range(8)))
-    assert to_worst(RankView(rank=4), nothing).rank == 4
+    assert to_worst(page(nothing, RankView(rank=4), 80, 20)).rank == 4
 
 
 def test_a_world_that_has_become_smaller() -> None:
@@ -334,7 +334,7 @@ def test_before_any_number_is_shown() -> None:
     for shows in ("map", "table", "rank"):
         for size in SIZES:
             assert len(page(known, RankView(shows=shows), *size).rows) == size[1]  # type: ignore[arg-type]
-    assert next_figure(RankView(), known, 1) == RankView()
+    assert next_figure(page(known, RankView(), 80, 20), 1) == RankView()
 
 
 @pytest.mark.parametrize("width", [200, 120, 80, 60])
