@@ -32,7 +32,7 @@ from xtrain.version import __version__
 def changed_figures(before: Plan, after: Plan) -> dict[str, tuple[str, str]]:
     """Return the figures and phases that differ: name → text before and after."""
     pairs = {name: (old, new) for (name, old), (_, new) in zip(_texts(before), _texts(after), strict=True)}
-    if any(len(plan.timeline.phases) > 1 or len(plan.timeline.phases[0].amounts) > 1 for plan in (before, after)):
+    if not all(len(plan.timeline.phases) == len(plan.timeline.phases[0].amounts) == 1 for plan in (before, after)):
         phases = [{phase.name: phase_text(phase, plan) for phase in plan.timeline.phases} for plan in (before, after)]
         pairs |= {
             f"phase {name}": (phases[0].get(name, "none"), phases[1].get(name, "none"))

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from textual import work
 from textual.app import ComposeResult
@@ -49,7 +49,7 @@ class OtherRead(Message):
     """Message that another run has new records."""
 
 
-class ComparePane(SearchedPane[None, None]):
+class ComparePane(SearchedPane[Any, Any]):
     """Compare screen: curves of several runs over the same steps or tokens, their values, and the settings that
     differ."""
 

@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.geometry import Region
 from textual.strip import Strip
@@ -244,7 +244,7 @@ class RowsPane(Pane, Generic[ViewT, PageT]):
         self.call_after_refresh(self._draw)
 
 
-def cursor_keys(noun: str) -> list[Binding]:
+def cursor_keys(noun: str) -> list[BindingType]:
     """Return the keys that move a cursor by rows and by pages."""
     keys = (
         ("down,j", "do('moved', 1)", f"next {noun}"),

@@ -112,37 +112,34 @@ def _parts(state: RunState, *, quiet: float) -> list[_Part]:
     last = state.history.last
     steps = f"{state.steps:,}" if state.steps else ""
     at = f"{state.step:,}"
-    parts = [
-        _Part(Text(f"{at:>{len(steps)}}/{steps}" if steps else f"step {at}", "bold"), 0),
-        _Part(_labelled("loss", decimal(last.loss, 4), 6), 1),
-    ]
-    if last.reward is not None:
-        parts.append(_Part(_labelled("reward", decimal(last.reward, 3), 5), 1))
-    if state.progress is not None:
-        parts.insert(1, _Part(Text(f"{state.progress:>4.0%}"), 5))
-    if state.epoch:
-        parts.append(_Part(Text(f"epoch {state.epoch}"), 4))
-    if last.lr is not None:
-        parts.append(_Part(_labelled("lr", f"{last.lr:.2e}", 8), 4))
-    if last.grad_norm is not None:
-        parts.append(_Part(_labelled("grad", decimal(last.grad_norm, 2), 4), 6))
-    if last.tokens_per_second is not None:
-        parts.append(_Part(Text(f"{count(last.tokens_per_second):>6} tok/s"), 3))
-    if last.mfu is not None:
-        parts.append(_Part(_labelled("mfu", f"{last.mfu:.0%}", 3), 7))
-    if last.memory_bytes:
-        parts.append(_Part(Text(size(last.memory_bytes)), 8))
-    if last.phase:
-        parts.append(_Part(Text(printable(last.phase), "dim"), 9))
+    lr, grad, mfu, reward = last.lr, last.grad_norm, last.mfu, last.reward
+    parts = (
+        (0, Text(f"{at:>{len(steps)}}/{steps}" if steps else f"step {at}", "bold")),
+        (5, "" if state.progress is None else f"{state.progress:>4.0%}"),
+        (1, _labelled("loss", decimal(last.loss, 4), 6)),
+        (1, "" if reward is None else _labelled("reward", decimal(reward, 3), 5)),
+        (4, f"epoch {state.epoch}" if state.epoch else ""),
+        (4, "" if lr is None else _labelled("lr", f"{lr:.2e}", 8)),
+        (6, "" if grad is None else _labelled("grad", decimal(grad, 2), 4)),
+        (3, "" if last.tokens_per_second is None else f"{count(last.tokens_per_second):>6} tok/s"),
+        (7, "" if mfu is None else _labelled("mfu", f"{mfu:.0%}", 3)),
+        (8, size(last.memory_bytes) if last.memory_bytes else ""),
+        (9, Text(printable(last.phase), "dim") if last.phase else ""),
+        (2, _pace(state, quiet)),
+    )
+    return [_Part(text if isinstance(text, Text) else Text(text), rank) for rank, text in parts if text]
+
+
+def _pace(state: RunState, quiet: float) -> Text:
+    """Return what happens next: the stop, a step that is long in coming, or the time left."""
     if state.signal:
-        parts.append(_Part(Text(f"{printable(state.signal)}, stopping", "yellow"), 2))
-    elif quiet > max(QUIET_SECONDS, QUIET_GAPS * (state.history.gap or 0)):
-        parts.append(_Part(Text(f"no step for {duration(quiet)}", "yellow"), 2))
-    elif state.seconds_left is not None:
-        parts.append(_Part(Text(f"{duration(state.seconds_left):>6} left", "cyan"), 2))
-    elif state.history.seconds_per_step is not None:
-        parts.append(_Part(Text(f"{took(state.history.seconds_per_step)}/step", "cyan"), 2))
-    return parts
+        return Text(f"{printable(state.signal)}, stopping", "yellow")
+    if quiet > max(QUIET_SECONDS, QUIET_GAPS * (state.history.gap or 0)):
+        return Text(f"no step for {duration(quiet)}", "yellow")
+    if state.seconds_left is not None:
+        return Text(f"{duration(state.seconds_left):>6} left", "cyan")
+    pace = state.history.seconds_per_step
+    return Text("" if pace is None else f"{took(pace)}/step", "cyan")
 
 
 def _labelled(label: str, value: str, width: int) -> Text:

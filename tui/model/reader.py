@@ -2,9 +2,11 @@
 
 import heapq
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -34,6 +36,39 @@ EVENT_BYTES = 256 << 10
 NEWEST_STEPS = 512
 FIRST_SECONDS = 0.3
 _STATUS: Final = msgspec.json.Decoder(ServerStatus)
+ValueT = TypeVar("ValueT")
+
+
+class _Watched(Generic[ValueT]):
+    """File that is parsed again when it has changed; its value stays as it was while the file is missing, or `parse`
+    raises ValueError or DecodeError because only half of it has been written."""
+
+    def __init__(self, path: Path, parse: Callable[[Path], ValueT | None]) -> None:
+        self._path, self._parse = path, parse
+        self._state: tuple[int, int, int] | None = None
+        self.value: ValueT | None = None
+
+    def look(self) -> None:
+        """Parse the file, if it is another one than before."""
+        with suppress(OSError, ValueError, msgspec.DecodeError):
+            status = self._path.stat()
+            state = status.st_ino, status.st_size, status.st_mtime_ns
+            if state != self._state:
+                self.value, self._state = self._parse(self._path), state
+
+
+def _plan_in(path: Path) -> Planned:
+    found = objects(read_regular(path, MOST_JSON).replace(b"\n", b" "))[0]
+    plan = planned(found[0]) if found else None
+    if plan is None:
+        raise ValueError(f"{path} holds no plan")
+    return plan
+
+
+def _sweep_of(path: Path, run: str) -> SweepState | None:
+    """Return the sweep whose file it is, if the run is one of its trials."""
+    sweep = SweepState.read(path.parent)
+    return sweep if any(trial.name == run for trial in sweep.trials.values()) else None
 
 
 class RunReader:
@@ -47,8 +82,7 @@ class RunReader:
         self._metrics = Metrics(directory / METRICS_FILE, self._series)
         self._events = Tail(directory / EVENTS_FILE, chunk_bytes=EVENT_BYTES)
         self._begun_anew = 0
-        self._plan_state: tuple[int, int, int] | None = None
-        self._planned: Planned | None = None
+        self._plan = _Watched(directory / "plan.json", _plan_in)
         self._counted: tuple[Planned, HorizonEvent, Planned] | None = None
         self._ranks = RankReader(directory)
         self._log = EventReader(directory)
@@ -60,10 +94,8 @@ class RunReader:
         self._waiting: list[tuple[float, Event]] = []
         self._first = True
         self._board = Board(directory=directory, now=time.time(), series=self._series)
-        self._server_state: tuple[int, int] | None = None
-        self._server: ServerStatus | None = None
-        self._sweep_state: tuple[int, int, int] | None = None
-        self._sweep: SweepState | None = None
+        self._server = _Watched(directory / SERVER_FILE, lambda path: _STATUS.decode(read_regular(path, MOST_JSON)))
+        self._sweep = _Watched(directory.parent / SWEEP_FILE, lambda path: _sweep_of(path, directory.name))
         self._trials = TrialCurves(directory.parent)
         self._with_trials = with_trials
         self._parts: tuple[object, ...] = ()
@@ -72,16 +104,16 @@ class RunReader:
         """Return the current board. Never raises because of the files."""
         began = time.monotonic()
         deadline = began + budget_seconds
-        self._read_plan()
-        self._read_server()
-        self._read_sweep()
+        for file in (self._plan, self._server, self._sweep):
+            file.look()
         self._read_records(began + FIRST_SECONDS if self._first else deadline)
-        if self._sweep is not None and self._with_trials:
-            self._trials.poll(self._sweep, deadline)
+        if self._sweep.value is not None and self._with_trials:
+            self._trials.poll(self._sweep.value, deadline)
         self._first = False
         start = self._state.start
-        world_size = (start and start.world_size) or (self._planned.world_size if self._planned else 0)
-        self._ranks.poll(world_size, self._planned, self._state.attempt, deadline)
+        planned = self._plan.value
+        world_size = (start and start.world_size) or (planned.world_size if planned else 0)
+        self._ranks.poll(world_size, planned, self._state.attempt, deadline)
         self._log.look({each.rank for each in self._state.failures if each.rank is not None and not each.lost})
         return self._new_board()
 
@@ -99,12 +131,12 @@ class RunReader:
             "life": life,
             "loading": self._metrics.loading,
             "damaged": self._metrics.damaged + self._events.damaged,
-            "server": self._server,
-            "sweep": self._sweep,
+            "server": self._server.value,
+            "sweep": self._sweep.value,
             "trials": self._trials.series,
         }
         # The parts are values, the same ones while nothing is new; the series is not.
-        drawn = (*map(id, (run, ranks, plan, self._log.log(), self._server, self._sweep)), self._series.version)
+        drawn = (*map(id, (run, ranks, plan, parts["events"], parts["server"], parts["sweep"])), self._series.version)
         drawn += (self._trials.version, parts["alerts"], life, parts["loading"], parts["damaged"])
         version = self._board.version + (drawn != self._parts)
         self._parts = drawn
@@ -113,7 +145,7 @@ class RunReader:
 
     def _counted_plan(self, run: RunState) -> Planned | None:
         """Return the plan with the counts that the run reported; the same object while neither changes."""
-        plan, horizon = self._planned, run.horizon
+        plan, horizon = self._plan.value, run.horizon
         if plan is None or horizon is None:
             return plan
         if self._counted is None or self._counted[0] is not plan or self._counted[1] is not horizon:
@@ -124,45 +156,6 @@ class RunReader:
         if self._again is None or self._again[0] is not self._state:
             self._again = self._state, begun_again(self._state)
         return self._again[1]
-
-    def _read_plan(self) -> None:
-        """Read the plan, which changes when a run resumes on other ranks."""
-        path = self.directory / "plan.json"
-        try:
-            status = path.stat()
-            state = status.st_ino, status.st_size, status.st_mtime_ns
-            if state == self._plan_state:
-                return
-            found = objects(read_regular(path, MOST_JSON).replace(b"\n", b" "))[0]
-        except OSError:
-            return  # not there yet, or gone: the known plan is kept
-        plan = planned(found[0]) if found else None
-        if plan is not None:  # else half of a file that is being written: look again
-            self._planned, self._plan_state = plan, state
-
-    def _read_server(self) -> None:
-        """Read the status of a training server from its file, which is replaced whole."""
-        path = self.directory / SERVER_FILE
-        try:
-            status = path.stat()
-            state = status.st_ino, status.st_mtime_ns
-            if state != self._server_state:
-                self._server, self._server_state = _STATUS.decode(read_regular(path, MOST_JSON)), state
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return  # not there, or of another version: the known status is kept
-
-    def _read_sweep(self) -> None:
-        """Read the sweep in whose folder the run is, if it is a trial."""
-        folder = self.directory.parent
-        try:
-            status = (folder / SWEEP_FILE).stat()
-            state = status.st_ino, status.st_size, status.st_mtime_ns
-            if state != self._sweep_state:
-                found = SweepState.read(folder)
-                names = {each.name for each in found.trials.values()}
-                self._sweep, self._sweep_state = found if self.directory.name in names else None, state
-        except OSError:
-            return  # not there, or gone: the known sweep is kept
 
     def _read_records(self, deadline: float) -> None:
         """Read new records in order of time; at equal times, a step comes before the events that followed it."""

@@ -1,7 +1,7 @@
 """Datasets of a run compared with the planned mixture, and the Datasets screen as rows."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,16 +13,19 @@ from xtrain.tui.model.planned import PlannedPhase
 from xtrain.tui.model.series import Series
 from xtrain.tui.pages.node_times import step_cost
 from xtrain.tui.pages.sheet import (
+    Column,
     ListPage,
     ListView,
+    Row,
     bar,
     block,
     fit,
+    fitting,
     joined,
     left,
-    restyled,
     right,
     row,
+    rows_of,
     rule,
     wrapped,
 )
@@ -179,23 +182,16 @@ _BAR_TITLES = ("share of rows in this phase", "share")
 _LONG_WAIT = 0.1
 
 
-@frozen(kw_only=True)
-class _Column:
-    title: str
-    width: int
-    value: Callable[[DatasetFacts], str]
-
-
-_COLUMNS = (
-    _Column(title="loss", width=8, value=lambda one: decimal(one.loss, 4)),
-    _Column(title="held out", width=8, value=lambda one: decimal(one.evaluation.loss if one.evaluation else None, 4)),
-    _Column(title="share", width=6, value=lambda one: _percent(one.share)),
-    _Column(title="plan", width=6, value=lambda one: _percent(one.target)),
-    _Column(title="epochs", width=7, value=lambda one: _times(one.epochs)),
-    _Column(title="rows", width=11, value=lambda one: "–" if one.rows is None else f"{one.rows:,.0f}"),
-    _Column(title="tokens", width=7, value=lambda one: count(one.tokens)),
-    _Column(title="in all", width=6, value=lambda one: _percent(one.run_share)),
-)  # fmt: skip
+_COLUMNS: tuple[Column[DatasetFacts], ...] = (
+    Column("loss", 8, lambda one: decimal(one.loss, 4)),
+    Column("held out", 8, lambda one: decimal(one.evaluation.loss if one.evaluation else None, 4)),
+    Column("share", 6, lambda one: _percent(one.share)),
+    Column("plan", 6, lambda one: _percent(one.target)),
+    Column("epochs", 7, lambda one: _times(one.epochs)),
+    Column("rows", 11, lambda one: "–" if one.rows is None else f"{one.rows:,.0f}"),
+    Column("tokens", 7, lambda one: count(one.tokens)),
+    Column("in all", 6, lambda one: _percent(one.run_share)),
+)
 
 
 def page(mixture: MixtureTable, view: ListView, width: int, most_rows: int, *, step: int = 0) -> ListPage:
@@ -213,44 +209,29 @@ def page(mixture: MixtureTable, view: ListView, width: int, most_rows: int, *, s
     if least_rows(mixture) > most_rows:  # one row says how many more there are
         room = max(1, most_rows - 3 - min(len(words), most_rows // 4))
     view = view.within(len(mixture.datasets), room)
-    names, columns, broad = _layout(mixture, width)
+    names = min(max([8, *(len(one.name) for one in mixture.datasets)]), max(8, width // 5))
+    columns, used = fitting(_COLUMNS, names, width)
+    broad = min(40, width - used - 1)
+    broad = broad if broad >= 10 else 0
     head = [left("", names), *(right(column.title, column.width) for column in columns)]
     if broad:
         head.append(next((words for words in _BAR_TITLES if len(words) <= broad), ""))
     rows = [title, fit(row((" ".join(head), "dim")), width)]
-    for number, one in enumerate(mixture.datasets[view.top : view.top + room], start=view.top):
+
+    def dataset_row(one: DatasetFacts) -> Row:
         line = [left(one.name, names), *(right(column.value(one), column.width) for column in columns)]
-        share = (" " + bar(one.share, broad), "bar") if broad else ""
-        drawn = fit(row(" ".join(line), share), width)
-        rows.append(restyled(drawn, "cursor") if number == view.place and len(mixture.datasets) > room else drawn)
+        return fit(row(" ".join(line), (" " + bar(one.share, broad), "bar") if broad else ""), width)
+
+    rows += rows_of(mixture.datasets, view, room, dataset_row)
     if hidden := len(mixture.datasets) - room:
         words = [row((f"{hidden} more: up and down", "dim")), *words]
     rows += words[: max(0, most_rows - len(rows))]
-    return ListPage(
-        rows=tuple(block(rows, width, len(rows))),
-        view=view,
-        count=len(mixture.datasets),
-        height=room,
-    )
+    return ListPage(rows=tuple(block(rows, width, len(rows))), view=view, count=len(mixture.datasets), height=room)
 
 
 def least_rows(mixture: MixtureTable) -> int:
     """Return the number of rows of the whole table without sentences."""
     return 2 + len(mixture.datasets)
-
-
-def _layout(mixture: MixtureTable, width: int) -> tuple[int, list[_Column], int]:
-    """Return the width of the names, the columns that fit, and the width left for a bar."""
-    names = min(max([8, *(len(one.name) for one in mixture.datasets)]), max(8, width // 5))
-    columns: list[_Column] = []
-    used = names
-    for column in _COLUMNS:
-        if used + 1 + column.width > width:
-            break
-        columns.append(column)
-        used += 1 + column.width
-    broad = min(40, width - used - 1)
-    return names, columns, broad if broad >= 10 else 0
 
 
 def in_words(mixture: MixtureTable) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
 from attrs import evolve, field, frozen
@@ -250,32 +251,28 @@ def page(facts: PlanFacts, view: PlanView, width: int, height: int) -> PlanPage:
     view = evolve(view, cursor=key_of(shown[chosen]) if shown else "")
     line = shown[chosen] if shown else None
     node = line if isinstance(line, PlannedNode) else None
+    drawn = partial(PlanPage, lines=shown, chosen=chosen)
     if view.shows != "list":
-        return _full(facts, view, shown, chosen, node, width, height)
+        rows = node_rows(node, facts, width) if node else []
+        if view.shows == "time":
+            rows = breakdown_rows(facts, width, max(height - 1, len(facts.step) + 12))
+        rows, scroll, most = scrolled(rows, view.scroll, width, height)
+        return drawn(rows=rows, view=evolve(view, scroll=scroll), height=height - 1, most_scroll=most)
     head = headline(facts, sum(not isinstance(each, ListSection) for each in shown), view.query, width)
     body = height - 1
     if width >= SIDE_BY_SIDE:
         list_width = max(66, width * 58 // 100)
         rows, view = _list(facts, view, shown, chosen, list_width, body)
-        side = _side(facts, view, line, width - list_width - 3, body)
-        return PlanPage(
-            rows=[head, *beside(rows, side)], view=view, lines=shown, chosen=chosen,
-            height=body, list_width=list_width, beside=body < BOTH,
-        )  # fmt: skip
+        rows = beside(rows, _side(facts, view, line, width - list_width - 3, body))
+        return drawn(rows=[head, *rows], view=view, height=body, list_width=list_width, beside=body < BOTH)
     if height >= STACKED:
         below = max(7, height * 42 // 100)
         rows, view = _list(facts, view, shown, chosen, width, body - below)
-        side = _beside(facts, line, width, below, timing=view.timing)
-        return PlanPage(
-            rows=[head, *rows, *side], view=view, lines=shown, chosen=chosen,
-            height=body - below, list_width=width, beside=True,
-        )  # fmt: skip
+        rows += _beside(facts, line, width, below, timing=view.timing)
+        return drawn(rows=[head, *rows], view=view, height=body - below, list_width=width, beside=True)
     rows, view = _list(facts, view, shown, chosen, width, body - 1)
-    does = node.does if node else ""
-    foot = fit(row((does, "dim")), width)
-    return PlanPage(
-        rows=[head, *rows, foot], view=view, lines=shown, chosen=chosen, height=max(1, body - 1), list_width=width
-    )
+    foot = fit(row((node.does if node else "", "dim")), width)
+    return drawn(rows=[head, *rows, foot], view=view, height=max(1, body - 1), list_width=width)
 
 
 def _list(
@@ -307,25 +304,6 @@ def _beside(facts: PlanFacts, line: Line | None, width: int, height: int, *, tim
     if timing:
         return block(breakdown_rows(facts, width, height), width, height)
     return clipped(node_rows(line, facts, width) if isinstance(line, PlannedNode) else [], width, height)
-
-
-def _full(
-    facts: PlanFacts,
-    view: PlanView,
-    shown: tuple[Line, ...],
-    chosen: int,
-    node: PlannedNode | None,
-    width: int,
-    height: int,
-) -> PlanPage:
-    """Return the page of one node or of the step times, on the whole screen."""
-    if view.shows == "time":
-        rows = breakdown_rows(facts, width, max(height - 1, len(facts.step) + 12))
-    else:
-        rows = node_rows(node, facts, width) if node else []
-    drawn, scroll, most = scrolled(rows, view.scroll, width, height)
-    view = evolve(view, scroll=scroll)
-    return PlanPage(rows=drawn, view=view, lines=shown, chosen=chosen, height=height - 1, most_scroll=most)
 
 
 def moved(page: PlanPage, by: int) -> PlanView:

@@ -1,23 +1,21 @@
 """The Server screen as rows of text: how busy a training server is, its models, and who waits for what."""
 
-from collections.abc import Callable
-
-from attrs import frozen
-
 from xtrain.records.status import ServedModel, ServerStatus
 from xtrain.text.units import brief, count, decimal, duration, plural
 from xtrain.tui.pages.sheet import (
+    Column,
     ListPage,
     ListView,
     Row,
     bar,
     block,
     fit,
+    fitting,
     joined,
     left,
-    restyled,
     right,
     row,
+    rows_of,
     rule,
     wrapped,
 )
@@ -28,26 +26,6 @@ OLD_SECONDS = 10.0
 _LONG_WAIT = 5.0
 
 
-@frozen(kw_only=True)
-class _ServerColumn:
-    title: str
-    width: int
-    value: Callable[[ServedModel, float], str]
-
-
-_COLUMNS = (
-    _ServerColumn(title="is", width=9, value=lambda one, now: _is(one)),
-    _ServerColumn(title="steps", width=6, value=lambda one, now: f"{one.steps:,}"),
-    _ServerColumn(title="loss", width=8, value=lambda one, now: decimal(one.loss, 4)),
-    _ServerColumn(title="tokens", width=7, value=lambda one, now: count(one.tokens)),
-    _ServerColumn(title="waiting", width=7, value=lambda one, now: str(one.waiting) if one.waiting else "–"),
-    _ServerColumn(title="rank", width=4, value=lambda one, now: "full" if one.rank is None else str(one.rank)),
-    _ServerColumn(
-        title="last", width=8, value=lambda one, now: "–" if one.last_time is None else _ago(now - one.last_time)
-    ),
-)
-
-
 def page(status: ServerStatus, view: ListView, width: int, height: int, now: float) -> ListPage:
     """Return the page in `height` rows of `width` cells."""
     rows = [*_glance(status, width, now), rule("Models", width, plural(len(status.models), "model"))]
@@ -55,20 +33,30 @@ def page(status: ServerStatus, view: ListView, width: int, height: int, now: flo
     words = words[: max(1, height // 4)]
     room = max(1, height - len(rows) - 1 - len(words))
     view = view.within(len(status.models), room)
-    names, columns, clients = _layout(status, width)
+    names = min(max([8, *(len(short(one.id)) for one in status.models)]), max(12, width // 3))
+    columns, used = fitting(_columns(now), names, width)
+    clients = width - used >= 12 and any(one.client for one in status.models)
     head = [left("model", names), *(right(column.title, column.width) for column in columns)]
     rows.append(fit(row((" ".join(head), "dim"), (f"  {'client' if clients else ''}", "dim")), width))
-    for number, one in enumerate(status.models[view.top : view.top + room], start=view.top):
-        line = [left(short(one.id), names), *(right(column.value(one, now), column.width) for column in columns)]
+
+    def model_row(one: ServedModel) -> Row:
+        line = [left(short(one.id), names), *(right(column.value(one), column.width) for column in columns)]
         client = (f"  {one.client}" if clients else "", "dim")
-        drawn = fit(row((" ".join(line), "bad" if one.damaged else "" if one.connected else "dim"), client), width)
-        rows.append(restyled(drawn, "cursor") if number == view.place and len(status.models) > room else drawn)
-    rows += words
-    return ListPage(
-        rows=tuple(block(rows, width, height)),
-        view=view,
-        count=len(status.models),
-        height=room,
+        return fit(row((" ".join(line), "bad" if one.damaged else "" if one.connected else "dim"), client), width)
+
+    rows += [*rows_of(status.models, view, room, model_row), *words]
+    return ListPage(rows=tuple(block(rows, width, height)), view=view, count=len(status.models), height=room)
+
+
+def _columns(now: float) -> tuple[Column[ServedModel], ...]:
+    return (
+        Column("is", 9, _is),
+        Column("steps", 6, lambda one: f"{one.steps:,}"),
+        Column("loss", 8, lambda one: decimal(one.loss, 4)),
+        Column("tokens", 7, lambda one: count(one.tokens)),
+        Column("waiting", 7, lambda one: str(one.waiting) if one.waiting else "–"),
+        Column("rank", 4, lambda one: "full" if one.rank is None else str(one.rank)),
+        Column("last", 8, lambda one: "–" if one.last_time is None else _ago(now - one.last_time)),
     )
 
 
@@ -140,16 +128,3 @@ def _is(one: ServedModel) -> str:
 
 def _ago(seconds: float) -> str:
     return "now" if seconds < 1.5 else duration(seconds)
-
-
-def _layout(status: ServerStatus, width: int) -> tuple[int, list[_ServerColumn], bool]:
-    """Return the width of the names, the columns that fit, and True if client names fit."""
-    names = min(max([8, *(len(short(one.id)) for one in status.models)]), max(12, width // 3))
-    columns: list[_ServerColumn] = []
-    used = names
-    for column in _COLUMNS:
-        if used + 1 + column.width > width:
-            break
-        columns.append(column)
-        used += 1 + column.width
-    return names, columns, width - used >= 12 and any(one.client for one in status.models)

@@ -1,6 +1,7 @@
 """Rows of styled text, cut and padded to terminal cells, and lists with a cursor."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
 
 from attrs import frozen
 from rich.cells import cell_len, chop_cells, set_cell_size
@@ -9,6 +10,7 @@ from xtrain.text.units import printable
 
 Span = tuple[str, str]
 Row = tuple[Span, ...]
+ItemT = TypeVar("ItemT")
 
 BLANK: Row = ()
 
@@ -180,3 +182,29 @@ class ListPage:
 def moved(page: ListPage, by: int) -> ListView:
     """Move the cursor by some rows."""
     return ListView(place=max(0, min(page.count - 1, page.view.place + by)), top=page.view.top)
+
+
+@frozen
+class Column(Generic[ItemT]):
+    """Column of a table: its title, its width in cells, and the text of an item."""
+
+    title: str
+    width: int
+    value: Callable[[ItemT], str]
+
+
+def fitting(columns: Sequence[Column[ItemT]], used: int, width: int) -> tuple[Sequence[Column[ItemT]], int]:
+    """Return the first columns that fit next to `used` cells, each after a blank; and the cells used then."""
+    for number, column in enumerate(columns):
+        if used + 1 + column.width > width:
+            return columns[:number], used
+        used += 1 + column.width
+    return columns, used
+
+
+def rows_of(items: Sequence[ItemT], view: ListView, room: int, draw: Callable[[ItemT], Row]) -> list[Row]:
+    """Return the rows of the items that are visible in `room` rows; the cursor is shown if some are not."""
+    rows = [draw(item) for item in items[view.top : view.top + room]]
+    if len(items) > room:
+        rows[view.place - view.top] = restyled(rows[view.place - view.top], "cursor")
+    return rows

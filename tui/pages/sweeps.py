@@ -22,9 +22,9 @@ from xtrain.tui.pages.sheet import (
     fit,
     joined,
     left,
-    restyled,
     right,
     row,
+    rows_of,
     rule,
 )
 
@@ -49,15 +49,17 @@ def page(state: SweepState, mine: str, view: ListView, width: int, height: int) 
     rows.append(fit(row(("".join((*head, left("is", last))), "dim")), width))
     room = max(1, height - len(rows))
     view = view.within(len(trials), room)
-    for number, trial in enumerate(trials[view.top : view.top + room], start=view.top):
+
+    def trial_row(trial: TrialState) -> Row:
         run = state.of(trial)
         mark = "*" if run.name == mine else " "
         cells = (left(f"{trial.number:03d}{mark}", 6), right(decimal(run.value, 4), 9), "  ")
         line = "".join(
             (*cells, *(axes[name](trial) + " " for name in shown), left(_is(state, trial, tokens=width >= _WIDE), last))
         )
-        drawn = fit(row((line, _STYLES.get(trial.status, ""))), width)
-        rows.append(restyled(drawn, "cursor") if number == view.place and len(trials) > room else drawn)
+        return fit(row((line, _STYLES.get(trial.status, ""))), width)
+
+    rows += rows_of(trials, view, room, trial_row)
     return ListPage(rows=tuple(block(rows, width, height)), view=view, count=len(trials), height=room)
 
 
