@@ -225,15 +225,15 @@ _PAIRS = ("pairs of `prompt` and `response`", ("response",))
 _CHATS = ("conversations in `messages`", ("messages",))
 _TALKS = ("conversations", ("messages", "response", "chosen"))
 BESIDE: Final = {
-    "input": Beside("further input in", *_PAIRS),
+    "input": Beside("additional input in", *_PAIRS),
     "tools": Beside("tools in", *_TALKS),
     "system": Beside("the system's message in", *_TALKS),
     "mask": Beside("mask in", "token ids (`tokens`)", ("tokens",)),
     "label": Beside("label in", *_PAIRS, numbers=True),
     "message_train": Beside("trained messages by", *_CHATS),
-    "message_weight": Beside("weights of messages by", *_CHATS, numbers=True),
-    "columns": Beside("numbers along the tokens:", numbers=True),
-    "values": Beside("numbers of a record:", numbers=True),
+    "message_weight": Beside("message weights by", *_CHATS, numbers=True),
+    "columns": Beside("numbers per token:", numbers=True),
+    "values": Beside("numbers per record:", numbers=True),
 }
 
 
@@ -246,7 +246,7 @@ def form_text(reads: dict[str, Any]) -> str:
     """Return text on the fields of a record and the part that is trained on; empty for plain text without other
     fields."""
     beside = [f"{each.words} {_fields_text(reads[name])}" for name, each in BESIDE.items() if name in reads]
-    beside += ["one eos more behind each, so that its last token is read"] if ENDED in reads else []
+    beside += ["an additional eos after each, so that its last token is read"] if ENDED in reads else []
     return ", ".join(filter(None, [_content_text(reads), *beside]))
 
 
@@ -262,17 +262,17 @@ def _content_text(reads: dict[str, Any]) -> str:
             return ""
         case "choices":
             fields = [f"`{reads[name]}`" for name in ("question", "choices", "answer")]
-            return f"questions in {fields[0]} with choices in {fields[1]}, the right one in {fields[2]}"
+            return f"questions in {fields[0]}, choices in {fields[1]}, correct choice in {fields[2]}"
         case "tokens":
             return f"token ids in `{reads['tokens']}`"
     template = "the tokenizer's template" if reads["template"] == "auto" else f"template {reads['template']}"
     if given := reads.get("template_arguments"):
         template += f" with {', '.join(f'{name} = {json.dumps(value)}' for name, value in sorted(given.items()))}"
     if "lost" in reads:
-        template += " (a record of which it does not write all is bad)" if reads["lost"] == "error" else ""
-        template += " (it may leave anything out)" if reads["lost"] == "allow" else ""
+        template += " (records that it does not render completely are bad)" if reads["lost"] == "error" else ""
+        template += " (it may omit content)" if reads["lost"] == "allow" else ""
     if reads["form"] == "preference":
-        prompt = "the prompt inside" if reads["prompt"] is None else f"the prompt in `{reads['prompt']}`"
+        prompt = "the prompt in both" if reads["prompt"] is None else f"the prompt in `{reads['prompt']}`"
         return f"pairs of answers, `{reads['chosen']}` preferred to `{reads['rejected']}`, {prompt}, by {template}"
     fields = f"`{reads['messages']}`" if reads["form"] == "chat" else f"`{reads['prompt']}` and `{reads['response']}`"
     records = "conversations in" if reads["form"] == "chat" else "pairs of"

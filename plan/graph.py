@@ -358,7 +358,7 @@ def add_trackers(graph: Builder, spec: Spec, last: str) -> str:
     """Add a node for each enabled tracker; return the last node of the setup."""
     for tracker in spec.log.trackers():
         op = f"{OP}user" if isinstance(tracker, UserComponent) else f"{OP}{tracker.kind}"
-        does = f"the first rank {tracker.does()}, beside training"
+        does = f"the first rank {tracker.does()}, during training"
         last = graph.add("setup", op, does, id=f"{OP}{tracker.kind}", args=tracker.args(), after=(last,))
     return last
 

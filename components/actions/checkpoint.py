@@ -15,7 +15,7 @@ from xtrain.text.units import bytes_text
 if TYPE_CHECKING:
     from xtrain.plan.resolved import Resolved
 
-STATES: Final = {0: "no state of the optimizer", 1: "the moment", 2: "both moments"}
+STATES: Final = {0: "no optimizer state", 1: "the moment", 2: "both moments"}
 
 
 @ACTIONS.register()
@@ -35,9 +35,9 @@ class CheckpointAction(PlannedAction):
         averages = "" if resolved.averages is None else " their average,"
         counts = resolved.moment_counts
         state = STATES.get(max(counts), f"{max(counts)} moments") if len(counts) == 1 else "moments"
-        does = f"save weights,{averages} {state} and the place in the data: {bytes_text(resolved.checkpoint_bytes)}"
+        does = f"save weights,{averages} {state} and the data position: {bytes_text(resolved.checkpoint_bytes)}"
         if place.asked:
-            does += ", as soon as it is asked for"
+            does += ", as soon as requested"
         elif place.ends:
             does += ", before the run ends"
         return ActionNode("tick.checkpoint", {"must": place.asked or place.ends}, does)

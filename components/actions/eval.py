@@ -87,12 +87,12 @@ class Eval(PlannedAction):
             row = flops_text(
                 flops_per_token(resolved.architecture, resolved.batch.sequence) * resolved.batch.sequence / 3
             )
-            does = f"accuracy on all questions of {self.dataset}, by the likeliest choice{of}; {row} a row"
+            does = f"accuracy on all questions of {self.dataset}, by the most probable choice{of}; {row} a row"
             return ActionNode("tick.eval", args, does, name=name, after=after)
         batches = self._batches(resolved.batch.steps)
         # Counted in the rows of a step, not of a microbatch: every layout then evaluates the same rows.
         rows = None if batches is None else batches * resolved.batch.rows
-        reach = "the whole hold-out" if rows is None else f"its first {plural(rows, 'row')}"
+        reach = "all held-out rows" if rows is None else f"the first {plural(rows, 'held-out row')}"
         body, loss = resolved.spec.evaluation_step, resolved.spec.loss
         args = {"dataset": self.dataset, "rows": rows, **averaged, **task}
         what = "loss"
@@ -107,7 +107,7 @@ class Eval(PlannedAction):
             args["answers"] = self.answers
             what += f" and the mean reward of a {self.answers} completion of each prompt"
             after += (("setup.prompts", "prompts"),)
-        does = f"{what} on what {self.dataset} held out: {reach}{of}"
+        does = f"{what} on {reach} of {self.dataset}{of}"
         return ActionNode("tick.eval", args, does, name=name, after=after)
 
     def _batches(self, steps: int | None) -> int | None:

@@ -84,7 +84,7 @@ class ExportAction(PlannedAction):
         elif resolved.weights is not None:
             formats = " and ".join(LOADED[each] for each in resolved.weights.formats)
             size = sum(tensor.bytes for tensor in resolved.weights.tensors.values())
-            written = f"as {formats}, as they were read, {bytes_text(size)}"
+            written = f"as {formats}, as in the files read, {bytes_text(size)}"
         else:
             from xtrain.plan.parameters import weight_bytes
 
@@ -92,7 +92,7 @@ class ExportAction(PlannedAction):
                 f"as {resolved.formats.params}, {bytes_text(weight_bytes(resolved.inventory, resolved.formats.params))}"
             )
         to = portable(self.to)
-        does = f"write the {weights} to {to} for transformers, {written}; nothing there is overwritten"
+        does = f"write the {weights} to {to} for transformers, {written}; existing files are not overwritten"
         args: dict[str, Any] = {"to": to, "dtype": dtype, "most": int(self.shard_size.value)}
         if self.dequantise:
             args["dequantise"] = True
@@ -104,7 +104,7 @@ class ExportAction(PlannedAction):
         size = sum(each.size for each in own) * _BYTES[dtype or resolved.formats.params]
         to = portable(self.to)
         weights += f" of task {self.task}" if self.task else ""
-        does = f"write the {weights} to {to} for PEFT, {bytes_text(size)}; nothing there is overwritten"
+        does = f"write the {weights} to {to} for PEFT, {bytes_text(size)}; existing files are not overwritten"
         args = {"to": to, "dtype": dtype, "most": int(self.shard_size.value), "adapter": True}
         args |= {"task": self.task} if self.task else {}
         return ActionNode("tick.export", args, does)

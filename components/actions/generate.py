@@ -125,7 +125,7 @@ class Generate(PlannedAction):
         chat, turns = self.template(resolved.spec), ""
         if chat is not None:
             chat = portable(chat)
-            turns = f", what a user says by template {'that of the tokenizer' if chat == 'auto' else chat},"
+            turns = f", as user messages by template {'of the tokenizer' if chat == 'auto' else chat},"
         given = {
             "top_k": self.top_k,
             "min_p": self.min_p,

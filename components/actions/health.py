@@ -34,7 +34,7 @@ class Health(PlannedAction):
 
     def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         seconds = self.limit.value
-        does = f"a sum over all ranks, timed; a rank that has not come within {seconds_text(seconds)} is named"
+        does = f"timed all-reduce over all ranks; name the ranks that do not join within {seconds_text(seconds)}"
         return ActionNode("tick.health", {"limit_seconds": seconds}, does)
 
     def idle(self, spec: Spec, ranks: int) -> dict[str, tuple[str, str]]:

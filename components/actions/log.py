@@ -23,4 +23,4 @@ class LogAction(PlannedAction):
     records = True
 
     def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
-        return ActionNode("tick.log", {}, "one record to metrics.jsonl: loss, gradient norm, learning rate, speed")
+        return ActionNode("tick.log", {}, "write a record to metrics.jsonl: loss, gradient norm, learning rate, speed")

@@ -57,9 +57,9 @@ class LrSweep(PlannedAction):
     )
 
     def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
-        does = f"keep loss and learning rate; stop if the loss, smoothed by {self.smoothing:g}, is not finite or above "
-        does += (
-            f"{self.times:g} times its least; at the end write lr_sweep.json with the steepest descent and minimum/10"
+        does = (
+            f"record loss and learning rate; stop if the loss, smoothed by {self.smoothing:g}, is not finite or above "
+            f"{self.times:g} times its minimum; at the end write lr_sweep.json with the steepest descent and minimum/10"
         )
         return ActionNode("tick.lr_sweep", {"times": self.times, "smoothing": self.smoothing}, does)
 

@@ -35,8 +35,8 @@ class MemorySnapshot(PlannedAction):
     def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         """Return the plan node. At the end of a run there are no following steps to record."""
         recorded, history = RecordedRanks.of(self.ranks, resolved), 0 if place.ends else self.length(resolved.spec)
-        watched = f", behind {plural(history, 'step')} of what a GPU's allocator does" if history else ""
-        does = f"what {recorded.text} hold{'s' if recorded.count == 1 else ''}, beside the plan's figures{watched}"
+        watched = f", after {plural(history, 'step')} of recorded GPU allocations" if history else ""
+        does = f"memory snapshot of {recorded.text}, compared with the plan{watched}"
         return ActionNode("tick.memory_snapshot", {"ranks": recorded.ranks, "history": history}, does)
 
     def length(self, spec: Spec) -> int:

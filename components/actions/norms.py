@@ -66,7 +66,7 @@ class Norms(PlannedAction):
     @classmethod
     def in_step(cls, ticks: Sequence[Action], resolved: "Resolved") -> Iterator[StepNode]:
         if any(isinstance(action, cls) and "updates" in action.of for action in ticks):
-            does = "in steps with norms of updates: copy the parameters that a rank owns, which are about to change"
+            does = "in steps with norms of updates: copy the parameters of a rank before the optimizer changes them"
             yield StepNode("step.optimizer", "step.norms", {}, does)
 
     def allocates(self, resolved: "Resolved", states: int) -> int:

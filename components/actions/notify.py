@@ -36,5 +36,5 @@ class Notify(PlannedAction):
     def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         command = str(self.command)
         short = command if len(command) <= 40 else f"{command[:39]}…"
-        does = " ".join(f"run `{short}` beside training, for {seconds_text(LIMIT)} at most".split())
+        does = " ".join(f"run `{short}` during training, for at most {seconds_text(LIMIT)}".split())
         return ActionNode("tick.notify", {"command": command, "limit_seconds": LIMIT}, does)

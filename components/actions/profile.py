@@ -50,19 +50,19 @@ class ProfileAction(PlannedAction):
         args = {"ranks": recorded.ranks, "shapes": self.shapes, "stacks": self.stacks, "memory": self.memory}
         more = [name for name in ("shapes", "stacks", "memory") if getattr(self, name)]
         beside = f", with {' and '.join(more)}" if more else ""
-        does = f"time every operation of {{}} on {recorded.text}{beside}: a trace and a summary of each"
+        does = f"profile {{}} on {recorded.text}{beside}: a trace and a summary of each"
         if place.asked:
-            behind = f", behind {self.warmup} to warm up," if self.warmup else ""
-            steps = f"as many of the next steps as are asked for{behind}"
+            behind = f", after {self.warmup} for warm-up," if self.warmup else ""
+            steps = f"the requested number of steps{behind}"
             return ActionNode("event.profile", {"warmup": self.warmup, **args}, does.format(steps))
         schedule = {"wait": self.wait, "warmup": self.warmup, "active": self.active}
         return ActionNode("tick.profile", schedule | args, does.format(self._steps()))
 
     def _steps(self) -> str:
         """Return the steps in words, such as `3 steps, after 1 that passes and 1 to warm up`."""
-        before = [f"{self.wait} that {'passes' if self.wait == 1 else 'pass'}"] if self.wait else []
-        before += [f"{self.warmup} to warm up"] if self.warmup else []
-        return plural(self.active, "step") + (f", behind {' and '.join(before)}," if before else "")
+        before = [f"{self.wait} skipped"] if self.wait else []
+        before += [f"{self.warmup} for warm-up"] if self.warmup else []
+        return plural(self.active, "step") + (f", after {' and '.join(before)}," if before else "")
 
     @classmethod
     def commands(

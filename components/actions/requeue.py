@@ -24,7 +24,7 @@ class Requeue(PlannedAction):
     example = "on sigusr1 {} then stop"
 
     def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
-        return ActionNode("event.requeue", {}, "ask Slurm to start the job again; without Slurm a warning says so")
+        return ActionNode("event.requeue", {}, "ask Slurm to restart the job; warn without Slurm")
 
     def misplaced(self, event: str, following: Sequence[Action]) -> tuple[str, str] | None:
         """Return the problem if this action is not last where the run stops."""

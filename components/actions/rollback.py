@@ -34,6 +34,6 @@ class Rollback(PlannedAction):
     )
 
     def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
-        often = f"{plural(self.times, 'time')} at most"
-        does = f"back to the last good checkpoint and on with the data behind the failure, {often}"
+        often = f"at most {plural(self.times, 'time')}"
+        does = f"go back to the last good checkpoint and continue with the data after the failure, {often}"
         return ActionNode("event.rollback", {"times": self.times}, does)

@@ -345,13 +345,13 @@ class Lora(PlannedAdapter):
     def does(self) -> str:
         magnitudes = "; magnitudes are the norms of the rows of W" if self.dora else ""
         if self.decomposes:
-            does = "decompose every matrix with an adapter, W = U · S · Vᵀ, in turns of ranks: of the largest singular "
-            return f"{does}values A begins with √(S / s) · Vᵀ, and B with U · √(S / s){magnitudes}"
+            does = "decompose every adapted matrix, W = U · S · Vᵀ, distributed over ranks: from the largest singular "
+            return f"{does}values, A starts as √(S / s) · Vᵀ and B as U · √(S / s){magnitudes}"
         if self.init == "orthogonal":
-            does = "draw A and B of every adapter, whose product is zero, from the names of matrices and the seed"
+            does = "initialize A and B of every adapter with product zero, from the names of matrices and the seed"
             return does + magnitudes
-        values = "uniform by its inputs" if self.init == "default" else "normal with deviation 1 / rank"
-        return f"draw A of every adapter, {values}, each from its name and the seed; B is zero{magnitudes}"
+        values = "uniform by its inputs" if self.init == "default" else "normal with standard deviation 1 / rank"
+        return f"initialize A of every adapter, {values}, each from its name and the seed; B is zero{magnitudes}"
 
     def on(self, blocks: tuple[BlockPiece, ...], arch: Architecture) -> tuple[BlockPiece, ...]:
         return tuple(self._on(block, layer, arch) for layer, block in enumerate(blocks))

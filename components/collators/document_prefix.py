@@ -39,7 +39,7 @@ class DocumentPrefix(PlannedLink):
         return {"most": self.most.fraction}
 
     def does(self, resolved: "Resolved") -> str:
-        return f"a beginning of each document, drawn from the seed and {self.most} of it at most, is only read"
+        return f"mask the beginning of each document, at most {self.most} drawn from the seed: read, not trained on"
 
     def identity(self, align: int) -> list[Any]:
         return [type(self).__name__, self._arguments]

@@ -53,7 +53,7 @@ class FillInMiddle(PlannedLink):
 
     def does(self, resolved: "Resolved") -> str:
         order = f"{self.prefix}, {self.suffix}, {self.middle}"
-        return f"{self.rate} of the plain documents cut at two places drawn from the seed, and reordered behind {order}"
+        return f"cut {self.rate} of the plain documents at two places drawn from the seed; put the parts after {order}"
 
     def identity(self, align: int) -> list[Any]:
         return [type(self).__name__, self._arguments]

@@ -22,4 +22,4 @@ class Flatten(PlannedLink):
     usual = True
 
     def does(self, resolved: "Resolved") -> str:
-        return "rows become one list of samples"
+        return "join rows into one list of samples"

@@ -102,15 +102,15 @@ class Pack(RowLink, PlannedLink):
         return {**resolved.spec.loss.wide, **({EXPERTS: WideColumn(width, "int32")} if width else {})}
 
     def does(self, resolved: "Resolved") -> str:
-        how = "as their datasets say" if isinstance(self.method, Auto) else self.method
-        text = f"{how}: samples side by side in rows of {resolved.batch.sequence:,}, attention kept apart"
-        text += f", each padded to a multiple of {resolved.align}" if resolved.align > 1 else ""
+        how = "as chosen per dataset" if isinstance(self.method, Auto) else self.method
+        text = f"{how}: pack samples into rows of {resolved.batch.sequence:,}, with attention within each sample"
+        text += f", each padded to a length divisible by {resolved.align}" if resolved.align > 1 else ""
         loss = resolved.spec.loss
-        text += f"; {loss.unit}s are told apart" if loss.unit != "token" else ""
+        text += f"; numbered by {loss.unit}" if loss.unit != "token" else ""
         read = [f"`{name}`" for name in (*loss.columns, *loss.values, *loss.wide)]
         text += f"; the loss reads {', '.join(read)}" if read else ""
         later = resolved.architecture.mtp
-        return text + (f"; beside each token the {plural(later, 'token')} behind it" if later else "")
+        return text + (f"; next to each token the {plural(later, 'token')} after it" if later else "")
 
     def identity(self, align: int) -> list[Any]:
         group = {} if self.grouped is None else {"group": self.grouped}

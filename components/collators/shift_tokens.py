@@ -22,4 +22,4 @@ class ShiftTokens(PlannedLink):
     usual = True
 
     def does(self, resolved: "Resolved") -> str:
-        return "each label is the next token of the same document"
+        return "set each label to the next token of the same document"

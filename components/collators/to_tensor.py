@@ -22,4 +22,4 @@ class ToTensor(PlannedLink):
     usual = True
 
     def does(self, resolved: "Resolved") -> str:
-        return "token arrays become int64 tensors"
+        return "convert token arrays to int64 tensors"

@@ -46,5 +46,5 @@ class BradleyTerry(RewardLoss):
     def does(self) -> str:
         margin = " − `margin`" if self.margin else ""
         centre = f" + {self.centre:g} · (r_chosen + r_rejected)²" if self.centre else ""
-        text = f"minimise −log σ(r_chosen − r_rejected{margin}){centre} of each pair, r the rewards of both answers at "
+        text = f"minimize −log σ(r_chosen − r_rejected{margin}){centre} of each pair, r the rewards of both answers at "
         return f"{text}their last tokens; mean over all pairs of the step"

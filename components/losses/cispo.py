@@ -29,5 +29,5 @@ class Cispo(TokenPolicyLoss):
             yield Conflict("ratio_low", message, f"write less than {self.ratio_high:g}")
 
     def does(self) -> str:
-        text = f"minimise −ρA · log π of each token, ρ = π / e^`{OLD}` a weight in {self.ratio_low:g} … "
+        text = f"minimize −ρA · log π of each token, ρ = π / e^`{OLD}` a weight in {self.ratio_low:g} … "
         return f"{text}{self.ratio_high:g}, A = `{ADVANTAGES}`{self.penalty()}; {self.mean()}"

@@ -37,5 +37,5 @@ class Cpo(PairLoss):
             yield Conflict("label_smoothing", f"form {self.form} has no labels that are smoothed", hint)
 
     def does(self) -> str:
-        text = f"minimise {self.form} of both answers' log-probabilities of each pair, and {self.alpha:g} · the mean "
+        text = f"minimize {self.form} of both answers' log-probabilities of each pair, and {self.alpha:g} · the mean "
         return f"{text}cross-entropy of the chosen one, mean over all pairs of the step; the head is computed twice"

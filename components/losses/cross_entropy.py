@@ -62,8 +62,8 @@ class CrossEntropy(Loss):
             self.label_smoothing
         )
         ways += [f"−log p of a label times (1 − p)^{self.focal:g}"] * bool(self.focal)
-        ways += [f"each token times its number in `{WEIGHTS}`"] * self.weighted
-        return f"minimise cross-entropy with {', '.join(ways)}; `loss` stays the plain one"
+        ways += [f"each token times its weight in `{WEIGHTS}`"] * self.weighted
+        return f"minimize cross-entropy with {', '.join(ways)}; `loss` is the plain cross-entropy"
 
     @classmethod
     def reads(cls, args: Mapping[str, Any]) -> tuple[str, ...]:

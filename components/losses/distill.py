@@ -102,8 +102,8 @@ class Distill(Loss):
     def does(self) -> str:
         form = f"{self.form} of β {self.beta:g}" if self.form == "jsd" else self.form
         tempered = "" if self.temperature == 1 else f", of logits / {self.temperature:g}, times {self.temperature**2:g}"
-        text = f"minimise the {form} of each token between the model and what {self.teacher} holds probable: "
-        text += "all tokens" if self.live else f"its {self.top} most probable tokens, and all others as one"
+        text = f"minimize the {form} of each token between the model and {self.teacher}: "
+        text += "all tokens" if self.live else f"its {self.top} most probable tokens, and the rest as one"
         text += tempered
         mixed = f"; {self.mix:g} of the loss is cross-entropy" if self.mix else ""
         return f"{text}{mixed}; mean over all tokens of the step"

@@ -59,5 +59,5 @@ class Dpo(ReferredLoss, PairLoss):
 
     def does(self) -> str:
         of = "means over their tokens" if self.length_normalised or self.form == "ipo" else "sums over their tokens"
-        text = f"minimise {self.form} of the two answers of each pair, by {of} of log π − `{REF}`"
+        text = f"minimize {self.form} of the two answers of each pair, by {of} of log π − `{REF}`"
         return f"{text}, mean over all pairs of the step; the head is computed twice"

@@ -34,5 +34,5 @@ class Gspo(PolicyLoss):
 
     def does(self) -> str:
         clips = f"clipped to {1 - self.clip_low:g} … {1 + self.clip_high:g}"
-        text = f"minimise −ρA of each sequence, log ρ the mean of log π − `{OLD}` over its tokens, {clips}, A the mean "
+        text = f"minimize −ρA of each sequence, log ρ the mean of log π − `{OLD}` over its tokens, {clips}, A the mean "
         return f"{text}of `{ADVANTAGES}`{self.penalty()}; mean over sequences; the head is computed twice"

@@ -15,5 +15,5 @@ class ImportanceSampling(TokenPolicyLoss):
     kind: str = named("importance_sampling")
 
     def does(self) -> str:
-        text = f"minimise −ρA of each token, ρ = π / e^`{OLD}`, A = `{ADVANTAGES}`{self.penalty()}"
+        text = f"minimize −ρA of each token, ρ = π / e^`{OLD}`, A = `{ADVANTAGES}`{self.penalty()}"
         return f"{text}; {self.mean()}"

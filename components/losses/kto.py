@@ -80,6 +80,6 @@ class Kto(ReferredLoss):
 
     def does(self) -> str:
         point = "z" if isinstance(self.reference_point, str) else f"{self.reference_point:g}"
-        text = f"minimise 1 − σ({self.beta:g} · (r − {point})) of each answer, or with the other sign "
-        text += f"where its `label` is false, r the sum of log π − `{REF}`, weights {self.desirable:g} and "
+        text = f"minimize 1 − σ({self.beta:g} · (r − {point})) of each answer, or with the other sign "
+        text += f"if its `label` is false, r the sum of log π − `{REF}`, weights {self.desirable:g} and "
         return f"{text}{self.undesirable:g}, mean over all sequences of the step; the head is computed twice"

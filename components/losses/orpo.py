@@ -23,7 +23,5 @@ class Orpo(PairLoss):
     resuming: ClassVar[Mapping[str, str]] = {"beta": "odds count by it from here on"}
 
     def does(self) -> str:
-        text = f"minimise the mean cross-entropy of the chosen answer of each pair − {self.beta:g} · log σ of the "
-        return (
-            f"{text}logarithm of both answers' odds ratio, mean over all pairs of the step; the head is computed twice"
-        )
+        text = f"minimize the mean cross-entropy of the chosen answer of each pair − {self.beta:g} · log σ of the "
+        return f"{text}log odds ratio of both answers, mean over all pairs of the step; the head is computed twice"

@@ -30,5 +30,5 @@ class Regression(RewardLoss):
         return ("reward",)
 
     def does(self) -> str:
-        text = "minimise the squared distance of the reward of each sequence, at its last token, from its number "
+        text = "minimize the squared distance of the reward of each sequence, at its last token, from its number "
         return f"{text}`reward`, mean over all sequences of the step"

@@ -25,5 +25,5 @@ class Simpo(PairLoss):
     resuming: ClassVar[Mapping[str, str]] = {"beta": "pairs are compared with it from here on"}
 
     def does(self) -> str:
-        text = f"minimise −log σ({self.beta:g} · (a − b) − {self.gamma:g}) of each pair, a and b the mean "
+        text = f"minimize −log σ({self.beta:g} · (a − b) − {self.gamma:g}) of each pair, a and b the mean "
         return f"{text}log-probabilities of its answers, mean over all pairs of the step; the head is computed twice"

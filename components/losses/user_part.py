@@ -38,8 +38,8 @@ class OwnLoss(UserComponent, ReferredLoss):
         what = "the sum of log-probabilities of its labels" if self.across else "the log-probability of its label"
         read = " and ".join((what, *(f"`{name}`" for name in self.filled)))
         ends = "; the head is computed twice" if self.across else ""
-        text = f"minimise {self.kind} of {self.module}, for each {self.unit} by {read}"
-        return f"{text}; `loss` stays the cross-entropy{ends}"
+        text = f"minimize {self.kind} of {self.module}, for each {self.unit} by {read}"
+        return f"{text}; `loss` is the cross-entropy{ends}"
 
     @classmethod
     def reads(cls, args: Mapping[str, Any]) -> tuple[str, ...]:

@@ -71,10 +71,10 @@ class Adafactor(PlannedOptimizer):
 
     def does(self, number_format: str) -> str:
         form = "fp32" if number_format == "bf16" else number_format
-        rounded = ", weights rounded at random" if self.stochastic_rounding else ""
+        rounded = ", stochastically rounded weights" if self.stochastic_rounding else ""
         return (
-            f"adafactor, averages of squares by rows and columns in {form}, updates by the size of weights{rounded}; "
-            f"matrices decay by {self.weight_decay:g}"
+            f"adafactor, averages of squares by rows and columns in {form}, updates scaled by the size of "
+            f"weights{rounded}; weight decay {self.weight_decay:g} on matrices"
         )
 
     @classmethod

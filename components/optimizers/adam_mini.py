@@ -80,8 +80,7 @@ class AdamMini(PlannedOptimizer):
     def does(self, number_format: str) -> str:
         return (
             f"adam_mini, a momentum in {self.stored(number_format)}, and an average of squares for each head of "
-            "queries and keys, each output of other matrices and each vector; matrices "
-            f"{self.decayed(self.weight_decay)}"
+            f"queries and keys, each output of other matrices and each vector; {self.decayed(self.weight_decay)}"
         )
 
     @classmethod

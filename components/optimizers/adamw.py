@@ -49,7 +49,7 @@ class AdamW(PlannedOptimizer):
     }
 
     def does(self, number_format: str) -> str:
-        return f"adamw, two moments in {self.stored(number_format)}, matrices {self.decayed(self.weight_decay)}"
+        return f"adamw, two moments in {self.stored(number_format)}, {self.decayed(self.weight_decay)}"
 
     @classmethod
     def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:

@@ -77,8 +77,8 @@ class AdamW8bit(PlannedOptimizer):
 
     def does(self, number_format: str) -> str:
         return (
-            f"adamw, two moments in 8 bits with a scale for {self.block} numbers, of vectors and small matrices in "
-            f"{self.stored(number_format)}; matrices {self.decayed(self.weight_decay)}"
+            f"adamw, two moments in 8 bits with a scale per {self.block} numbers, of vectors and small matrices in "
+            f"{self.stored(number_format)}; {self.decayed(self.weight_decay)}"
         )
 
     @classmethod

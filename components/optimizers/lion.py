@@ -47,7 +47,7 @@ class Lion(PlannedOptimizer):
     elementwise: ClassVar[bool] = True
 
     def does(self, number_format: str) -> str:
-        return f"lion, one average in {self.stored(number_format)}, matrices {self.decayed(self.weight_decay)}"
+        return f"lion, one average in {self.stored(number_format)}, {self.decayed(self.weight_decay)}"
 
     @classmethod
     def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:

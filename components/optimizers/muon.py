@@ -94,7 +94,7 @@ class Muon(PlannedOptimizer):
     def does(self, number_format: str) -> str:
         by_head = ", attention head by head" if self.heads else ""
         return (
-            f"muon: matrices of blocks by a momentum in {self.stored(number_format)}, made orthogonal in "
+            f"muon: matrices of blocks by a momentum in {self.stored(number_format)}, orthogonalized in "
             f"{plural(self.ns_steps, 'step')} ({self.scale}){by_head}, {self.decayed(self.weight_decay)}; "
             "adamw for the others"
         )

@@ -45,15 +45,15 @@ class ScheduleFree(PlannedOptimizer):
 
     counts: ClassVar[bool] = True
     temporaries: ClassVar[int] = 3
-    before_forward: ClassVar[str] = "gradients are taken between the averaged weights and the newest"
+    before_forward: ClassVar[str] = "move weights to the point between average and newest, where gradients are computed"
     resuming: ClassVar[Mapping[str, str]] = {
         "betas": "the optimizer takes it from the plan, and gradients are taken elsewhere from here on"
     }
 
     def does(self, number_format: str) -> str:
         return (
-            f"schedule_free: adamw, the weights are an average; the newest weights and a moment in {number_format}, "
-            f"matrices decay by {self.weight_decay:g}"
+            f"schedule_free: adamw with averaged weights; newest weights and a moment in {number_format}, weight "
+            f"decay {self.weight_decay:g} on matrices"
         )
 
     @classmethod

@@ -48,7 +48,7 @@ class Sgd(PlannedOptimizer):
         stored = self.stored(number_format)
         momentum = f"momentum {self.momentum:g} in {stored}" if self.momentum else f"no momentum, weights in {stored}"
         ahead = ", nesterov" if self.nesterov and self.momentum else ""
-        return f"sgd, {momentum}{ahead}, {self.weight_decay:g} of each matrix is added to its gradient"
+        return f"sgd, {momentum}{ahead}, weight decay {self.weight_decay:g} on matrices, added to the gradient"
 
     @classmethod
     def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:

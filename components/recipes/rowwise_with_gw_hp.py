@@ -19,4 +19,4 @@ class RowwiseWithWideWeightGradients(Recipe):
     whole_weight = True
     powers_of_two = True
     weight_gradient = False
-    about = "a scale for each row, powers of two, gradients of weights as all else"
+    about = "a scale for each row, powers of two, weight gradients not in fp8"

@@ -44,5 +44,5 @@ class ExactAnswer(Reward):
     resuming: ClassVar[Mapping[str, str]] = {"pattern": "answers are found by it from here on"}
 
     def does(self) -> str:
-        where = "" if self.pattern is None else f", where `{self.pattern}` finds it"
-        return f"1 for the answer of the dataset, compared as {self.compare}{where}; else 0"
+        where = "" if self.pattern is None else f", extracted by `{self.pattern}`"
+        return f"1 for the dataset's answer, compared as {self.compare}{where}; else 0"

@@ -33,4 +33,4 @@ class RewardModel(Reward):
         return {}  # the node that loads the model has them
 
     def does(self) -> str:
-        return f"what the model of {self.folder} gives the prompt with the completion, at its last token"
+        return f"score of the model {self.folder} for prompt and completion, at the last token"

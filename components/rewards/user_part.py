@@ -22,4 +22,4 @@ class UserReward(UserComponent, Reward):
         return {"user": self.call()}
 
     def does(self) -> str:
-        return f"what {self.kind} of {self.module} gives"
+        return f"reward by {self.kind} of {self.module}"

@@ -62,5 +62,6 @@ class AshaSearch(Method):
     def does(self) -> str:
         chosen = f"{self.startup} points drawn with seed {self.seed}, then suggested" if self.suggests else "drawn"
         return (
-            f"{chosen}; one in {self.factor} goes on at each rung, the first at {self.first.value:,} {self.first.unit}"
+            f"{chosen}; one in {self.factor} continues at each rung, the first at {self.first.value:,} "
+            f"{self.first.unit}"
         )

@@ -36,7 +36,7 @@ class Synthetic(PlannedSource):
         return {"documents": self.documents, "length": self.length, "spread": self.spread, "seed": own}
 
     def does(self) -> str:
-        return f"{self.documents:,} documents of a made-up language"
+        return f"{self.documents:,} synthetic documents"
 
     @classmethod
     def shown(cls, args: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ class UserSource(UserComponent, PlannedSource):
         return self.call()
 
     def does(self) -> str:
-        return f"what {self.function}() of {self.module} gives"
+        return f"documents of {self.function}() of {self.module}"
 
     @classmethod
     def shown(cls, args: Mapping[str, Any]) -> str:

@@ -98,13 +98,13 @@ def offload_text(resolved: "Resolved", chosen: DeepspeedSettings) -> str:
     width, computed = BYTES[resolved.formats.params], BYTES[resolved.formats.compute]
     where = {"cpu": "in host memory", "nvme": f"in files below {chosen.nvme_path}"}
     if (place := chosen.offload_optimizer) != "none":
-        text += f"; weights and moments lie {where[place]} and are updated by the processor: in a step "
-        text += f"{bytes_text(piece * width)} of gradients go there from a rank, {bytes_text(piece * computed)} of "
-        text += "weights come back"
+        text += f"; weights and moments are stored {where[place]} and updated on the CPU: in a step "
+        text += f"a rank sends {bytes_text(piece * width)} of gradients and gets back {bytes_text(piece * computed)} "
+        text += "of weights"
     if (place := chosen.offload_param) != "none":
-        text += f"; parameters lie {where[place]}, from where each forward and backward fetches them"
+        text += f"; parameters are stored {where[place]} and fetched by each forward and backward"
     if size := file_bytes(resolved, chosen):
-        text += f"; the files of a rank take at most {bytes_text(size)}"
+        text += f"; files of at most {bytes_text(size)} a rank"
     return text
 
 

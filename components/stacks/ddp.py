@@ -43,7 +43,8 @@ class Ddp(PlannedStack):
     def wrap(self, graph: "Builder", resolved: "Resolved", last: str) -> str:
         copy = bytes_text(BYTES[resolved.formats.params] * resolved.inventory.total)
         does = (
-            f"a copy of {copy} on each of {plural(resolved.size('replicate'), 'rank')}, gradients summed as they come"
+            f"a copy of {copy} on each of {plural(resolved.size('replicate'), 'rank')}, gradients summed during "
+            "the backward"
         )
         return graph.add("setup", self.node(), does, axes=resolved.wide("replicate"), after=((last, "model"),))
 

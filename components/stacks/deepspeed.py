@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 _AXES: Final = "spreads a model over data ranks alone"
 _SHARES: Final = {
-    0: "nothing of it is shared",
-    1: "the state of the optimizer is cut",
-    2: "the state of the optimizer and gradients are cut",
-    3: "the state of the optimizer, gradients and parameters are cut",
+    0: "nothing is sharded",
+    1: "optimizer state is sharded",
+    2: "optimizer state and gradients are sharded",
+    3: "optimizer state, gradients and parameters are sharded",
 }
 
 
@@ -108,16 +108,16 @@ class Deepspeed(PlannedStack):
         numbers = sum(tensor.size for tensor in resolved.inventory.tensors if tensor.trained)
         whole, piece = (bytes_text(BYTES[resolved.formats.params] * each) for each in (numbers, -(-numbers // ranks)))
         does = f"ZeRO stage {stage} by DeepSpeed over {plural(ranks, 'rank')}: {_SHARES[stage]}"
-        does += f", for each of its tensors {whole} → {piece} a rank" if stage and ranks > 1 else ""
+        does += f", each tensor {whole} → {piece} a rank" if stage and ranks > 1 else ""
         does += offload_text(resolved, settings_of(resolved.spec))
-        does += "; its configuration is written to deepspeed.json of the run"
+        does += "; write its configuration to deepspeed.json of the run"
         axes, args = resolved.wide("replicate"), {"stage": stage, "config": config_of(resolved)}
         args |= settings_of(resolved.spec).offloading
         if size := file_bytes(resolved, settings_of(resolved.spec)):
             folder = settings_of(resolved.spec).nvme_path
             args["files"] = {"folder": folder, "bytes": size, "setting": "parallel.deepspeed.nvme_path"}
         last = graph.add("setup", self.node(), does, args=args, axes=axes, after=((last, "optimizer"),))
-        does = "from here on the engine updates parameters" + (", each rank its piece" if stage and ranks > 1 else "")
+        does = "the engine updates the parameters" + (", each rank its shard" if stage and ranks > 1 else "")
         return graph.add("setup", "setup.stack_optimizer", does, after=((last, "wrapped"),))
 
     def held(self, resolved: "Resolved", states: "OwnedBytes") -> "OwnedBytes":

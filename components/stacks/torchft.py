@@ -89,10 +89,8 @@ class Torchft(PlannedStack):
         does = (
             f"{own.replicas} replica groups of {plural(ranks, 'rank')}, each with a manager of torchft and a process "
         )
-        does += (
-            f"group of its own; one that dies, or is not heard of for {seconds_text(seconds)}, leaves, and the others "
-        )
-        does += "go on; the launcher starts it again"
+        does += f"group; a group that dies or sends no heartbeat for {seconds_text(seconds)} leaves, the others "
+        does += "continue, and the launcher restarts it"
         args = {"replicas": own.replicas, "min": own.min, "heartbeat_seconds": seconds}
         return graph.add(
             "setup", self.node(), does, args=args, axes=resolved.wide("replicate"), after=((last, "model"),)
@@ -100,16 +98,16 @@ class Torchft(PlannedStack):
 
     def before_rows(self, resolved: "Resolved") -> Iterator[StepNode]:
         own, rows = _settings(resolved.spec), resolved.batch.row_sizes.full
-        does = f"which of {own.replicas} replica groups take part, at least {own.min}; one that comes takes weights, "
-        does += "optimizer, counters and position in the data from one that is there; while a group is away its "
-        does += f"{rows // own.replicas:,} of the {rows:,} rows of a step are not learned, nor later"
+        does = f"agree which of {own.replicas} replica groups take part, at least {own.min}; a joining group copies "
+        does += "weights, optimizer, counters and data position from a running one; while a group is missing, its "
+        does += f"{rows // own.replicas:,} of the {rows:,} rows of a step are never trained on"
         yield StepNode("step.fetch", f"step.{self.kind}.quorum", {}, does)
 
     def sums(self, resolved: "Resolved") -> Iterator[StepNode]:
         numbers = max((sum(own) for own in _trained(resolved)), default=0)
         size = bytes_text(BYTES[resolved.formats.params] * numbers)
-        does = f"add up losses and gradients, {size} a rank, over the groups that take part; if one is lost meanwhile, "
-        does += "the step is done again without it"
+        does = f"sum losses and gradients, {size} a rank, over the groups that take part; if one is lost meanwhile, "
+        does += "repeat the step without it"
         yield StepNode("step.clip", f"step.{self.kind}.sum", {}, does)
 
     def beside_update(self, resolved: "Resolved", states: "OwnedBytes") -> int:

@@ -21,7 +21,7 @@ class Bytes(TokenizerKind):
 
     @classmethod
     def does(cls, source: str) -> str:
-        return "each byte of UTF-8 is a token"
+        return "tokens are the bytes of UTF-8"
 
     @classmethod
     def size(cls, source: str) -> int:

@@ -33,7 +33,7 @@ class TensorBoard(PlannedTracker):
         return {"folder": "tensorboard"}
 
     def does(self) -> str:
-        return "writes what it records for TensorBoard as well, to tensorboard/"
+        return "writes records for TensorBoard to tensorboard/"
 
     @classmethod
     def shown(cls, args: Mapping[str, Any]) -> str:

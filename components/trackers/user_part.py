@@ -23,7 +23,7 @@ class UserTracker(UserComponent, PlannedTracker):
 
     def does(self) -> str:
         purpose = self.purpose.removesuffix(".")
-        return f"gives what it records to {self.function} of {self.module}{f' ({purpose})' if purpose else ''}"
+        return f"passes records to {self.function} of {self.module}{f' ({purpose})' if purpose else ''}"
 
     @classmethod
     def shown(cls, args: Mapping[str, Any]) -> str:

@@ -55,8 +55,8 @@ class Wandb(PlannedTracker):
 
     def does(self) -> str:
         if self.mode == "offline":
-            return f"keeps what it records for W&B, project {self.project}, in wandb/"
-        return f"sends what it records to W&B, project {self.project}"
+            return f"keeps records for W&B, project {self.project}, in wandb/"
+        return f"sends records to W&B, project {self.project}"
 
     @classmethod
     def shown(cls, args: Mapping[str, Any]) -> str:

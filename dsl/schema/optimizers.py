@@ -197,11 +197,12 @@ class Optimizer(Component):
         """Return a description of the moments' format and of weight rounding. number_format: format of the
         parameters."""
         form = number_format if self.states == "auto" else self.states
-        return f"{form}, weights rounded at random" if self.stochastic_rounding else form
+        return f"{form}, stochastically rounded weights" if self.stochastic_rounding else form
 
     def decayed(self, weight_decay: float) -> str:
         """Return a description of the weight decay."""
-        return f"decay by {weight_decay:g}" + (" where the update makes them smaller" if self.cautious_decay else "")
+        cautious = " where the update shrinks them" if self.cautious_decay else ""
+        return f"weight decay {weight_decay:g} on matrices{cautious}"
 
     def does(self, number_format: str) -> str:
         """Return the description of its node. number_format: format of the parameters."""

@@ -156,7 +156,7 @@ class ClippedPolicyLoss(TokenPolicyLoss):
     def does(self) -> str:
         dual = "" if self.dual_clip is None else f", of A < 0 at most {self.dual_clip:g}"
         clips = f"clipped to {1 - self.clip_low:g} … {1 + self.clip_high:g}{dual}"
-        text = f"minimise −ρA of each token, ρ = π / e^`{OLD}` {clips}, A = `{ADVANTAGES}`{self.penalty()}"
+        text = f"minimize −ρA of each token, ρ = π / e^`{OLD}` {clips}, A = `{ADVANTAGES}`{self.penalty()}"
         return f"{text}; {self.mean()}"
 
 

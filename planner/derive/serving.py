@@ -67,7 +67,7 @@ def asked_key(serve: Serve) -> str:
     """Return text on the key that clients must show."""
     if serve.key is not None:
         return f"the key in {serve.key}"
-    return f"the key in {serve.key_variable}, or if that is not set one that the server makes and prints,"
+    return f"the key in {serve.key_variable}, or a key that the server generates and prints if that is unset"
 
 
 @checks("serve.adapter", reads="serve.adapters serve.mode adapter adapter.*")
@@ -103,7 +103,7 @@ def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings
         hint = 'write `key = "XTRAIN_KEY"`, the name of an environment variable, or `host = "127.0.0.1"`'
         found.fail("serve.key", CODE, "serve.host", message, hint)
     else:
-        found.passed("serve.key", f"{asked_key(serve)} is asked for")
+        found.passed("serve.key", f"clients need {asked_key(serve)}")
     if (serve.certificate is None) != (serve.private_key is None):
         given, other = ("certificate", "private_key") if serve.certificate else ("private_key", "certificate")
         message = f"a server with TLS needs both files, and there is no {other}"

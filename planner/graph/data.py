@@ -96,27 +96,25 @@ def add_prompts(graph: Builder, resolved: Resolved, loader: str) -> None:
         return
     args = {"positions": completion_positions(resolved, rollout), "max_tokens": rollout.max_tokens}
     most = f"{longest_prompt(resolved, rollout):,} tokens"
-    does = f"what comes before the last answer of each document is a prompt: of at most {most}"
+    does = f"take prompts from documents: the text before the last answer, at most {most}"
     graph.add("setup", PROMPTS, does, args=args, after=((loader, "rows"), ("setup.tokenizer", "tokenizer")))
     folder = None if resolved.spec.reward is None else resolved.spec.reward.model_folder
     if folder is not None:
         scorer, form = scorer_of(resolved), resolved.formats.compute
         kernels = plain_kernels(NARROWEST if scorer is None else scorer.architecture.head_dim)
         args = {"folder": portable(folder), "attention": kernels, "format": form}
-        does = f"read the model that scores from {folder}: all of it on the first rank of those with the same rows"
+        does = f"load the reward model {folder}, complete on the first of the ranks with the same rows"
         if scorer is not None:
             args |= {"digest": scorer.digest, "architecture": scorer.architecture.to_json()}
             does += f", {scorer.architecture.title}, {bytes_text(scorer.bytes)} in {form}"
         graph.add("setup", SCORER, does, args=args, after=(loader,))
     if rollout.period > 1:
-        again = f", and are learned from {plural(rollout.updates, 'time')}," if rollout.updates > 1 else ","
-        does = f"completions of {plural(rollout.steps, 'step')}, which are sampled at once{again} wait here: a "
-        does += "checkpoint between these "
+        again = f" and used {plural(rollout.updates, 'time')}" if rollout.updates > 1 else ""
+        kept = bytes_text(kept_completions_bytes(resolved, rollout))
+        does = f"keep the completions of {plural(rollout.steps, 'step')}, sampled at once{again}; a checkpoint between "
+        does += f"these steps includes the completions of the remaining ones, at most {kept}, because the weights that "
+        does += "sampled them are gone"
         args = {"steps": rollout.steps, **({"updates": rollout.updates} if rollout.updates > 1 else {})}
-        does += (
-            f"has those of the steps to come, at most {bytes_text(kept_completions_bytes(resolved, rollout))}, as the "
-        )
-        does += "weights that have sampled them are gone"
         graph.add("setup", COMPLETIONS, does, args=args, axes=resolved.wide(*AXES), after=(loader,))
 
 
@@ -171,23 +169,23 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward) -> list[Ro
     tokens = rollout.steps * resolved.batch.rows * rollout.group * rollout.max_tokens
     share = forward * tokens / world
     cache = bytes_text(sampling_cache_bytes(resolved, rollout))
-    several = f"for {rollout.steps} steps at once " if rollout.steps > 1 else ""
-    several = f"every {rollout.period} steps {several}" if rollout.updates > 1 else several
-    does = f"{several}each data rank samples {plural(rollout.group, 'completion')} of each of "
-    does += f"{plural(prompts, 'prompt')}, "
-    does += f"{plural(rollout.max_tokens, 'token')} at most, one behind the other; {drawn_text(rollout)}; "
-    does += "experts of each token are recorded for the step; " if rollout.replay_routing else ""
+    several = f", for {rollout.steps} steps at once" if rollout.steps > 1 else ""
+    several += f", every {rollout.period} steps" if rollout.updates > 1 else ""
+    does = f"sample {plural(rollout.group, 'completion')} of each of {plural(prompts, 'prompt')} on each data rank"
+    does += f"{several}, at most {plural(rollout.max_tokens, 'token')} each, one microbatch after another; "
+    does += f"{drawn_text(rollout)}; "
+    does += "record the experts of each token for the step; " if rollout.replay_routing else ""
     does += f"key-value cache: {cache} a rank; at most {flops_text(share)} a rank"
     if (seconds := sampling_seconds(resolved, rollout)) is not None:
         does += f", about {seconds_text(seconds)} at full length"
     by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
-    made = f"advantages are rewards less the mean of their group{by}; the completions of a prompt are a row"
+    made = f"advantages: reward minus the mean of its group{by}; the completions of a prompt form a row"
     masks = {"mask_truncated": True} if rollout.mask_truncated else {}
-    made += "; those that are cut are not learned from" if masks else ""
+    made += "; truncated completions are not trained on" if masks else ""
     scored, scorer = reward.does(), scorer_of(resolved)
     if scorer is not None:
         scored += (
-            f"; a forward of at most {flops_text(scorer.flops / resolved.layout.mesh.data_ranks)} a rank that scores"
+            f"; a reward-model forward of at most {flops_text(scorer.flops / resolved.layout.mesh.data_ranks)} a rank"
         )
     nodes = [
         RolloutStep("rollout.generate", does, args, everyone),
@@ -196,7 +194,7 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward) -> list[Ro
     ]
     if resolved.spec.loss.computed:
         share = flops_text(forward * resolved.batch.tokens_per_step / world)
-        does = f"log-probabilities of the tokens of completions by the reference: a forward, {share} a rank"
+        does = f"log-probabilities of completions under the reference: a forward, {share} a rank"
         nodes.append(RolloutStep("rollout.reference", does, {}, everyone))
     return nodes
 
@@ -204,11 +202,11 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward) -> list[Ro
 @resumes("rollout.compare", "replay_routing")
 def behind_forward(resolved: Resolved) -> RolloutStep:
     """Return the node that measures the sampler after the step has computed the same tokens."""
-    does = "log-probabilities of the sampler are compared with those of the step"
+    does = "compare the log-probabilities of sampler and step"
     replays = (
         {"replay_routing": True} if resolved.spec.rollout is not None and resolved.spec.rollout.replay_routing else {}
     )
-    does += ", and the experts that it would have chosen with those that were replayed" if replays else ""
+    does += ", and the experts that the step would choose with the replayed ones" if replays else ""
     return RolloutStep("rollout.compare", does, replays, resolved.wide(*AXES))
 
 
@@ -238,7 +236,7 @@ def add_references(
         return (_kept(graph, resolved, loss.reference, model),)
     files = reference_files(resolved.spec)
     form = "fp64" if resolved.formats.compute == "fp64" else "fp32"
-    whose = {INITIAL: "by the weights that the run begins with", ADAPTER_OFF: "by the model under the adapter"}
+    whose = {INITIAL: "under the initial weights of the run", ADAPTER_OFF: "with the adapter off"}
     args: dict[str, Any] = {"reference": loss.reference, "format": form}
     if files is None:
         by = whose[loss.reference]
@@ -246,8 +244,8 @@ def add_references(
         args |= {"reference": portable(files.folder), "digest": files.digest}
         size = bytes_text(sum(tensor.bytes for tensor in files.tensors.values()))
         formats = ", ".join(LOADED[each] for each in files.formats if each in LOADED)
-        by = f"by the model in {files.folder} ({plural(len(files.files), 'file')} with {size} of {formats}), which "
-        by += "takes the place of that of the run meanwhile"
+        by = f"under the model in {files.folder} ({plural(len(files.files), 'file')} with {size} of {formats}), which "
+        by += "replaces the run's model meanwhile"
     cost = _cost(resolved, estimates)
     found: list[tuple[str, str]] = []
     # A training dataset may also be evaluated by a command.
@@ -261,10 +259,10 @@ def add_references(
         parts = ["training"] * (name in resolved.training) + ["hold-out"] * (name in held_out)
         task = task_of(resolved.spec, name)
         own = {"task": task} if task is not None and loss.reference == INITIAL else {}
-        of = {"training": f"of {name}", "hold-out": f"of what {name} holds out"}[parts[0]]
-        of += " and of what it holds out" if len(parts) > 1 else ""
-        does = f"log-probabilities of the labels {of} {by}: read from the cache, or computed once, {cost}, and kept "
-        does += f"there, {BYTES[form]} bytes a token"
+        of = {"training": f"of {name}", "hold-out": f"of held-out rows of {name}"}[parts[0]]
+        of += " and its held-out rows" if len(parts) > 1 else ""
+        does = f"log-probabilities of the labels {of} {by}: from the cache, else computed once ({cost}) and cached, "
+        does += f"{BYTES[form]} bytes a token"
         after = ((model, "model"), (collate, "microbatches"))
         id = graph.add(
             "setup",
@@ -278,9 +276,9 @@ def add_references(
         found.append((id, "log-probabilities"))
         if loss.mismatched:
             does = (
-                f"the same of the labels {of} behind the prompts of other documents of their row: from the cache, or "
+                f"the same for the labels {of} after the prompts of other documents of their row: from the cache, else "
             )
-            does += f"computed once, {cost}"
+            does += f"computed once ({cost})"
             again = graph.add(
                 "setup",
                 OP,
@@ -298,8 +296,8 @@ def add_references(
 def _kept(graph: Builder, resolved: Resolved, reference: str, model: str) -> tuple[str, str]:
     """Return the node that stores the reference's difference from the model, for completions."""
     most = max(resolved.state_bytes(kept_tensors(resolved, own)) for own in resolved.parameters_by_pp)
-    whose = {INITIAL: "the weights that the run begins with", ADAPTER_OFF: "the model under the adapter"}[reference]
-    does = f"the reference of completions is {whose}: {bytes_text(most)} that training changes are kept on a rank"
+    whose = {INITIAL: "the initial weights of the run", ADAPTER_OFF: "the model with the adapter off"}[reference]
+    does = f"reference of completions: {whose}; a rank keeps a copy of {bytes_text(most)} that training changes"
     args = {"reference": reference, "bytes": most}
     id = graph.add("setup", KEPT, does, args=args, axes=resolved.wide(*AXES), after=((model, "model"),))
     return id, "weights of the reference"
@@ -370,7 +368,7 @@ def add_data(graph: Builder, resolved: Resolved, estimates: Estimates, model: st
     dealt = ""
     if row_link(resolved.spec.collate).packing.balances:
         args["balance"] = True
-        dealt = ", dealt so that attention costs them alike"
+        dealt = ", balanced by attention cost"
     each = plural(batch.rows // resolved.layout.mesh.data_ranks, "row")
     tokens = f"{batch.tokens_per_step:,} tokens"
     drawn = "shuffle rows by seed"
@@ -379,9 +377,9 @@ def add_data(graph: Builder, resolved: Resolved, estimates: Estimates, model: st
         drawn = f"draw rows of {plural(len(resolved.training), 'dataset')} by their {by}, each shuffled by seed"
     does = f"{drawn}; {plural(batch.rows, 'row')} a step = {tokens}, {each} a data rank{dealt}"
     if tasks:
-        does += "; those of a task side by side in a microbatch"
+        does += "; rows of a task are adjacent in a microbatch"
     if rollout is not None and rollout.updates > 1:
-        does += f"; those of {plural(rollout.steps, 'step')} come {plural(rollout.updates, 'time')}"
+        does += f"; the rows of {plural(rollout.steps, 'step')} are used {plural(rollout.updates, 'time')}"
     if batch.ramp:
         sizes = batch.row_sizes
         does += f"; {sizes.first:,} in the first step, growing evenly by {plural(sizes.grows_by, 'row')} "
@@ -413,13 +411,13 @@ def _dataset(graph: Builder, resolved: Resolved, dataset: Dataset, tokenizer: st
     verb = "read token ids of" if dataset.source.records == "tokens" else "tokenize"
     form = form_text(args["reads"])
     does = f"{verb} {dataset.source.does()} once{f', {form}' if form else ''}"
-    laid = "each document into a row" if link.packing.single else "documents into rows"
-    does += f", lay {laid} of {resolved.batch.sequence:,}"
+    laid = "put each document into a row" if link.packing.single else "pack documents into rows"
+    does += f", {laid} of {resolved.batch.sequence:,}"
     if dataset.choices is not None:
-        does += ", each choice with its question; the front of what is longer than a row is cut off"
+        does += ", each choice after its question; longer ones lose their front"
     if dataset.has_pairs:
-        long = {"skip": "left out", "truncate": "cut, both sides to the same length", "error": "an error"}
-        does += f", both sides of a pair in one; a pair longer than a row is {long[dataset.long_documents]}"
+        long = {"skip": "left out", "truncate": "truncated, both answers to the same length", "error": "an error"}
+        does += f", both answers of a pair in one row; a pair longer than a row is {long[dataset.long_documents]}"
     if group := link.grouped:
         does += f", best fit within {group:,}"
     if dataset.holdout.fraction:
@@ -450,8 +448,8 @@ def _taught(graph: Builder, resolved: Resolved, name: str, id: str) -> str:
         "sequence": resolved.batch.sequence,
     }
     size = sum(each.width * WIDE_BYTES for each in resolved.spec.loss.wide.values())
-    does = f"read what `xtrain data teach` has stored of {teacher.folder}: of each token the {teacher.top} most "
-    does += f"probable ones, and all others as one; {bytes_text(size)} a token of the dataset on disk"
+    does = f"read the probabilities of {teacher.folder} that `xtrain data teach` stored: for each token the "
+    does += f"{teacher.top} most probable ones, and the rest as one; {bytes_text(size)} a token of the dataset on disk"
     return graph.add("setup", "setup.teacher", does, id=f"setup.teacher.{name}", args=args, after=((id, "prepared"),))
 
 

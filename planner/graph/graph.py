@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.component import planned_class
 from xtrain.contracts.stacks import stack_of
+from xtrain.dsl.evaluation.values import quantity_text
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.optimizers import OPTIMIZERS, ParameterGroup
 from xtrain.dsl.schema.setting import Auto
@@ -26,7 +27,7 @@ from xtrain.planner.graph.model import add_model
 from xtrain.planner.graph.saving import add_average, add_resume, on_nan
 from xtrain.planner.graph.step import add_hooks, add_step
 from xtrain.planner.graph.timeline import ActionNodes, Schedule, alert_args, alert_text, build_timeline
-from xtrain.text.units import amount_in_epochs, count_text, plural, seconds_text
+from xtrain.text.units import amount_in_epochs, count_text, plural
 
 ROOT = "setup.bootstrap"
 
@@ -74,8 +75,8 @@ def build_graph(resolved: Resolved, schedule: Schedule, estimates: Estimates) ->
     timeline = evolve(timeline, commands=build_commands(resolved.spec, resolved.training, actions))
     add_hooks(graph, resolved.spec, last)
     endings = (last, *(node.id for node in graph.nodes[first_tick:]))
-    drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=endings)
-    graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))
+    drain = graph.add("shutdown", "shutdown.drain", "finish pending writes", after=endings)
+    graph.add("shutdown", "shutdown.leave", "wait for all ranks, then exit together", after=(drain,))
     nodes, edges = tuple(graph.nodes), tuple(graph.edges)
     return Graph(nodes=nodes, edges=edges, timeline=timeline, proof=check_graph(nodes, edges, ROOT))
 
@@ -106,8 +107,8 @@ def add_bootstrap(graph: Builder, resolved: Resolved) -> None:
         small += f"{resolved.head_product:,} in the head, so fp32 ones are computed as `highest`"
     if mesh.world_size >= LAZY_FROM:
         args["lazily"] = True
-        lazily = ", connected on the host as they first need each other"
-    device = "cuda where there is one, else cpu" if args["device"] == "auto" else args["device"]
+        lazily = ", connected over the host on first use"
+    device = "cuda if available, else cpu" if args["device"] == "auto" else args["device"]
     does = f"{plural(mesh.world_size, 'rank')} on {plural(resolved.layout.nodes, 'node')}{groups}, {device}, "
     does += f"seed {args['seed']}{lazily}{small}"
     graph.add("setup", ROOT, does, args=args, axes=resolved.wide(*AXES))
@@ -123,9 +124,9 @@ WORKSPACES: Final = ":4096:8"
 def add_determinism(graph: Builder, resolved: Resolved) -> None:
     if not resolved.spec.precision.deterministic:
         return
-    does = "let torch choose algorithms alone that give the same numbers each time, and fail where it has none"
+    does = "use deterministic algorithms of torch only; fail where there are none"
     if device_kind(resolved.spec) != "cpu":
-        does += f"; matrix products on CUDA with workspaces {WORKSPACES}"
+        does += f"; matrix products on CUDA use workspaces {WORKSPACES}"
     graph.add("setup", "setup.deterministic", does, args={"workspaces": WORKSPACES}, after=(ROOT,))
 
 
@@ -133,9 +134,9 @@ def add_determinism(graph: Builder, resolved: Resolved) -> None:
 def add_watch(graph: Builder, resolved: Resolved) -> None:
     stuck = resolved.spec.fault_tolerance.stuck
     seconds = None if stuck is None else stuck.value
-    does = "tell of every rank's progress about once a second"
+    does = "heartbeat every second"
     if seconds is not None:
-        does += f"; where none is made for {seconds_text(seconds)}, name the ranks that the others wait for, and end"
+        does += f"; after {quantity_text(stuck)} without progress, name the stuck ranks and stop"
     graph.add("setup", "setup.watch", does, args={"stuck_seconds": seconds}, axes=resolved.wide(*AXES), after=(ROOT,))
 
 
@@ -205,7 +206,7 @@ def _scheduler(graph: Builder, resolved: Resolved, optimizer: str, loader: str) 
     args = scheduler_args(resolved.spec, resolved.batch)
     does = f"{args['kind']}, peak {args['lr']:g}"
     if "user" in args:
-        does += f", times what {args['kind']} of {args['user']['module']} gives for each step"
+        does += f", times {args['kind']} of {args['user']['module']} for each step"
     elif "warmup" in args:
         does += f", warm-up {_length_text(args['warmup'])}"
     if "floor" in args:
@@ -229,7 +230,7 @@ def _resume(
     """Add the last node of the setup, which restores everything that has state."""
     given = resolved.spec.cluster.flops
     args = {"peak_flops": None if isinstance(given, Auto) else given}
-    does = "count steps, seconds and tokens from here on; say how long the run will take once 3 s of steps are measured"
+    does = "count steps, seconds and tokens; estimate the run's duration after 3 s of steps"
     observe = graph.add("setup", "setup.observe", does, args=args, after=(ROOT,))
     several = resolved.spec.rollout is not None and resolved.spec.rollout.steps > 1
     before: list[str | tuple[str, str]] = [
@@ -243,9 +244,9 @@ def _resume(
     ]
     if resolved.size("pp") > 1:
         counts = [*resolved.batch.microbatches]
-        numbers = f"each of {len(counts)} numbers of microbatches, {counts[0]} to {counts[-1]}"
+        numbers = f"{len(counts)} numbers of microbatches, {counts[0]} to {counts[-1]}"
         numbers = numbers if len(counts) > 1 else plural(counts[0], "microbatch")
-        does = f"lay out the schedule for {numbers} and let stages agree on shapes"
+        does = f"build the pipeline schedule for {numbers}; stages agree on shapes"
         after = (("setup.parallel.pp", "pipeline"), (loader, "loader"))
         before.append(
             graph.add("setup", "setup.schedule_cache", does, args={"counts": counts}, axes=("pp",), after=after)
@@ -257,7 +258,7 @@ def _resume(
 def _horizon(graph: Builder, spec: Spec, last: str) -> str:
     if not waits_for_data(spec):
         return last
-    does = "with the data counted, work out what was given in epochs or shares of them, and check what waited for that"
+    does = "resolve amounts in epochs now that the data is counted, and run the checks that depend on them"
     return graph.add("setup", "setup.horizon", does, after=(last,))
 
 
@@ -289,7 +290,7 @@ def build_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) ->
             saves += commands[-1].nodes if action.saves else ()
     if groups:  # a rank that waits between two steps would take part in no quorum
         return Command(name="stop", nodes=saves, stop=True), *commands
-    pause = nodes.add_own("pause", CONTROL, "wait between two steps until the run is to go on or to stop")
+    pause = nodes.add_own("pause", CONTROL, "wait between two steps until the run is resumed or stopped")
     stop = Command(name="stop", nodes=saves, stop=True)
     return stop, *commands, Command(name="pause", nodes=(pause,)), Command(name="resume", nodes=())
 
@@ -312,6 +313,6 @@ def group_text(resolved: "Resolved", group: ParameterGroup) -> str:
         parts.append(f"learning rate × {group.lr_scale:g}")
     if group.weight_decay is not None:
         vectors = sum(len(each.shape) == 1 for each in meant)
-        also = f", of which {plural(vectors, 'vector')}," if 0 < vectors < len(meant) else ""
-        parts.append(f"all{also} decay by {group.weight_decay:g}" if group.weight_decay else "nothing decays")
+        also = f", including {plural(vectors, 'vector')}" if 0 < vectors < len(meant) else ""
+        parts.append(f"weight decay {group.weight_decay:g} on all{also}" if group.weight_decay else "no weight decay")
     return f"{plural(len(meant), 'tensor')}, {size} parameters: {'; '.join(parts)}"

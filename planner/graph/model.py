@@ -159,7 +159,7 @@ def _adapter(graph: Builder, resolved: Resolved, last: str) -> str:
                 last = _read_adapter(graph, resolved, last, task)
                 continue
             args = {"kind": each.kind, "seed": resolved.spec.experiment.seed, "task": task, **each.args()}
-            does = f"of task {task}: {each.does()}"
+            does = f"task {task}: {each.does()}"
             id, after = f"setup.adapter.{task}", ((last, "model"),)
             last = graph.add("setup", "setup.adapter", does, id=id, args=args, after=after)
         return last
@@ -169,7 +169,7 @@ def _adapter(graph: Builder, resolved: Resolved, last: str) -> str:
         args: dict[str, Any] = {
             "matrices": len({tensor.adapter for tensor in resolved.inventory.tensors if tensor.begun})
         }
-        does = f"{adapter.does()}; where the run goes on they are read from its own checkpoint"
+        does = f"{adapter.does()}; a resumed run reads its own checkpoint instead"
         return graph.add(
             "setup", "setup.decompose", does, args=args, axes=resolved.wide(*AXES), after=((last, "model"),)
         )
@@ -187,9 +187,9 @@ def _adapter_file_rules(args: Mapping[str, Any]) -> Rules:
 def _read_adapter(graph: Builder, resolved: Resolved, last: str, task: str = "") -> str:
     """Add the node that reads an adapter saved by PEFT. task: its task, if there are several."""
     files = resolved.adapter_files[task]
-    does = f"of task {task}: " if task else ""
+    does = f"task {task}: " if task else ""
     does += f"read the adapter of {files.folder}: {plural(len(files.files.tensors), 'tensor')}, each rank its own "
-    does += "pieces; where the run goes on they are read from its own checkpoint"
+    does += "shards; a resumed run reads its own checkpoint instead"
     args: dict[str, Any] = {"folder": portable(files.folder), "digest": files.digest}
     if task:
         args["task"] = task
@@ -203,7 +203,7 @@ def _dropout(graph: Builder, resolved: Resolved, last: str) -> str:
     if adapter is None or not adapter.drops:
         return last
     matrices, share = len({tensor.adapter for tensor in resolved.inventory.tensors} - {""}), adapter.drops
-    does = f"drop {share:.3g} of what goes into the adapters of {plural(matrices, 'matrix')}, and divide the rest by "
+    does = f"drop {share:.3g} of the inputs of the adapters of {plural(matrices, 'matrix')}, and divide the rest by "
     does += f"{1 - share:.3g}; drawn from the seed, the row's number in the run, position, matrix and feature"
     args = {"seed": resolved.spec.experiment.seed, "share": share, "matrices": matrices}
     return graph.add("setup", "setup.dropout", does, args=args, after=((last, "model"),))
@@ -220,7 +220,7 @@ def _embedding_noise(graph: Builder, resolved: Resolved, last: str) -> str:
     if not noise:
         return last
     most = noise / math.sqrt(resolved.batch.sequence * resolved.architecture.dim)
-    does = f"add to every number of the embeddings in training an even random one of up to {most:.3g} = {noise:g} / "
+    does = f"add uniform noise to the embeddings in training, at most ±{most:.3g} = {noise:g} / "
     does += f"√({resolved.batch.sequence:,} · {resolved.architecture.dim:,}); drawn from the seed, the row's number in "
     does += "the run, position and feature"
     args = {"seed": resolved.spec.experiment.seed, "most": most}
@@ -242,24 +242,25 @@ def _weights(graph: Builder, resolved: Resolved, last: str) -> str:
     if files is None:
         args = {"seed": resolved.spec.experiment.seed, "init_std": resolved.architecture.init_std, **args}
         does = (
-            f"draw weights, normal with deviation {resolved.architecture.init_std:g}, each from its name and the seed"
+            f"initialize weights: normal with standard deviation {resolved.architecture.init_std:g}, each from its "
+            "name and the seed"
         )
         return graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
-    last = graph.add("setup", "setup.weights", "give memory to all parameters", args=args, after=((last, "model"),))
+    last = graph.add("setup", "setup.weights", "allocate all parameters", args=args, after=((last, "model"),))
     formats = ", ".join(LOADED[each] for each in files.formats if each in LOADED)
     size = bytes_text(sum(tensor.bytes for tensor in files.tensors.values()))
     folder = resolved.spec.model.folder
     assert folder is not None
     does = f"read weights of {folder}: {plural(len(files.files), 'file')} with {size} of {formats}, each "
-    does += "rank its own pieces"
+    does += "rank its own shards"
     if resolved.cuts.base is not None:
-        does += " and all of each matrix that it has a quantised piece of"
-    does += "; where the run goes on they are read from its own checkpoint"
+        does += " and, whole, each matrix of which it has a quantized shard"
+    does += "; a resumed run reads its own checkpoint instead"
     # The plan does not depend on the location of a machine's cache, in which ranks find the snapshot again.
     where = {"repo": folder.repo, "revision": folder.revision} if folder.repo else {"folder": folder.path}
     args = {**where, "digest": files.digest}
     if (new := resolved.architecture.vocab - stored_rows(resolved.architecture, files)) > 0:
-        does += f"; {plural(new, 'row')} of embedding and head that they do not have begin as the mean of the others"
+        does += f"; {plural(new, 'row')} of embedding and head missing there start as the mean of the others"
         args["grows"] = True
     return _head(graph, resolved, graph.add("setup", "setup.read_weights", does, args=args, after=((last, "model"),)))
 
@@ -270,7 +271,10 @@ def _head(graph: Builder, resolved: Resolved, last: str) -> str:
     arch, files = resolved.architecture, resolved.weights
     if files is None or not draws_head(arch, files):
         return last
-    does = f"draw the head of rewards, {arch.dim:,} numbers, normal with deviation {arch.init_std:g}, from the seed"
+    does = (
+        f"initialize the reward head, {arch.dim:,} numbers, normal with standard deviation {arch.init_std:g}, from "
+        "the seed"
+    )
     args = {"seed": resolved.spec.experiment.seed, "init_std": arch.init_std}
     return graph.add("setup", "setup.head", does, args=args, after=((last, "model"),))
 
@@ -301,15 +305,15 @@ def _build(graph: Builder, resolved: Resolved, after: str) -> str:
         size += f", {count_text(resolved.inventory.active)} active"
     does = f"{arch.title}: {plural(arch.blocks, 'block')} of width {arch.dim}, {size}"
     if arch.mtp:
-        does += f", {plural(arch.mtp, 'module')} behind them that predict further tokens"
+        does += f", {plural(arch.mtp, 'module')} after them to predict further tokens"
     if args["attention"]["cpu"] == "blocks" and device_kind(spec) != "cuda":
-        slower = ", unless its fp32 products are in force as `highest`" if HIGHEST in args["attention"] else ""
-        does += f"; on a CPU attention takes {QUERIES} queries of a row at a time{slower}"
+        slower = ", unless fp32 products are computed as `highest`" if HIGHEST in args["attention"] else ""
+        does += f"; on a CPU attention computes {QUERIES} queries of a row at a time{slower}"
     if args["pointwise"]["cpu"] == "fused" and device_kind(spec) != "cuda":
         does += "; on a CPU norms, rotations and SwiGLU are one pass each"
     if resolved.size("pp") > 1:
         does += f"; a rank builds its {_range_text(pipeline.blocks())}"
-    does += ", with a head of rewards" if arch.head == "reward" else ""
+    does += ", with a reward head" if arch.head == "reward" else ""
     does += f", {resolved.formats.params}, on the meta device"
     return graph.add("setup", "setup.build_model", does, args=args, after=((after, "meshes"),))
 
@@ -338,7 +342,7 @@ def _temperature(graph: Builder, resolved: Resolved, last: str) -> str:
     if rollout is None or rollout.temperature == 1:
         return last
     args = {"temperature": rollout.temperature}
-    does = f"losses of training are those of logits / {rollout.temperature:g}, which completions are drawn from"
+    does = f"training losses use logits / {rollout.temperature:g}, the distribution that completions are drawn from"
     return graph.add("setup", "setup.temperature", does, args=args, after=((last, "model"),))
 
 
@@ -348,10 +352,10 @@ def _further(graph: Builder, resolved: Resolved, last: str) -> str:
     mtp, weight = resolved.architecture.mtp, resolved.spec.model.mtp_weight
     if not mtp:
         return last
-    which = "the token behind the next one" if mtp == 1 else f"the tokens 2 to {mtp + 1} ahead"
-    does = f"{plural(mtp, 'module')} behind the last block, with the embedding and the head of the model, "
+    which = "the token after the next one" if mtp == 1 else f"the tokens 2 to {mtp + 1} ahead"
+    does = f"{plural(mtp, 'module')} after the last block, with the embedding and the head of the model, "
     does += f"predict{'s' if mtp == 1 else ''} {which} in training; the mean of the cross-entropies counts {weight:g}; "
-    does += "evaluation, generation and exports leave them out"
+    does += "not used in evaluation, generation and exports"
     return graph.add("setup", "setup.mtp", does, args={"modules": mtp, "weight": weight}, after=((last, "model"),))
 
 
@@ -369,7 +373,7 @@ def _tasks(graph: Builder, resolved: Resolved, last: str) -> str:
         return last
     each = "; ".join(f"{name} on {', '.join(task.reads)}" for name, task in tasks.items())
     args = {"tasks": {name: list(task.reads) for name, task in tasks.items()}}
-    does = f"rows go through the adapter of their task: {each}"
+    does = f"rows use the adapter of their task: {each}"
     return graph.add("setup", "setup.tasks", does, args=args, after=((last, "model"),))
 
 
@@ -382,7 +386,7 @@ def _freeze(graph: Builder, resolved: Resolved, last: str) -> str:
     shown = ", ".join(names[:MOST_MODULES])
     shown += f" and {len(names) - MOST_MODULES} more" if len(names) > MOST_MODULES else ""
     frozen = inventory.total - inventory.trained
-    does = f"no gradients and no state of the optimizer for {count_text(frozen)} parameters: {shown}"
+    does = f"freeze {count_text(frozen)} parameters (no gradients, no optimizer state): {shown}"
     if resolved.formats.frozen != resolved.formats.params:
         does += f"; kept in {resolved.formats.frozen}"
     args = {"parameters": frozen, "format": resolved.formats.frozen}
@@ -397,11 +401,10 @@ def _quantise(graph: Builder, resolved: Resolved, last: str) -> str:
     own = [each for each in resolved.inventory.tensors if each.quantised]
     size, numbers = sum(quantised_bytes(base, each.shape) for each in own), sum(each.size for each in own)
     before = bytes_text(BYTES[resolved.formats.frozen] * numbers)
-    does = (
-        f"store {plural(len(own), 'matrix')} that are not trained, {count_text(numbers)} numbers, as {base.words()}: "
-    )
+    does = f"store {plural(len(own), 'matrix')} (frozen, {count_text(numbers)} numbers) as {base.words()}: "
     does += (
-        f"{bytes_text(size)} in place of {before}; computed in {resolved.formats.compute} for each product, and again "
+        f"{bytes_text(size)} instead of {before}; dequantized to {resolved.formats.compute} for each product, and "
+        "again "
     )
     does += "in the backward"
     args = {"base": base.args(), "matrices": len(own)}
@@ -418,7 +421,7 @@ def _float8(graph: Builder, resolved: Resolved, last: str) -> str:
     does = (
         f"multiply {plural(count, 'matrix')} of blocks, {count_text(matrix_numbers(resolved.architecture, matrices))} "
     )
-    does += f"numbers, in fp8: {recipe.about}; all else in {fp8.rest}"
+    does += f"numbers, in fp8: {recipe.about}; everything else in {fp8.rest}"
     others = [
         f"`{name}`, {width} wide"
         for name, width in uneven_matrices(resolved.architecture, resolved.size("tp"), fp8).items()
@@ -428,7 +431,7 @@ def _float8(graph: Builder, resolved: Resolved, last: str) -> str:
     axes = resolved.wide(*(("ring", "ulysses") if recipe.scales_over_tokens else ()), "tp")
     does += f"; ranks of {' · '.join(axes)} share scales" if axes else ""
     kind = device_kind(resolved.spec)
-    does += {"cpu": "; emulated on a CPU", "auto": "; by the kernels of cuda, emulated on a CPU"}.get(kind, "")
+    does += {"cpu": "; emulated on a CPU", "auto": "; CUDA kernels on a GPU, emulated on a CPU"}.get(kind, "")
     return graph.add("setup", "setup.float8", does, args=args, axes=axes, after=((last, "model"),))
 
 
@@ -444,9 +447,9 @@ def _activation(graph: Builder, resolved: Resolved, last: str) -> str:
         return last
     save = list(resolve_save(resolved)) if chosen.mode == "selective" else []
     args = {"mode": chosen.mode, "every": chosen.every, "save": save, "pattern": BLOCKS, "matches": resolved.recomputed}
-    saved = f"all but {', '.join(save)}" if save else "keep what goes in"
+    saved = f"keep results of {', '.join(save)}" if save else "keep only block inputs"
     again = sum((layer + 1) % chosen.every == 0 for kind in resolved.kinds if kind.runs_back for layer in kind.layers)
-    does = f"compute {again} of {plural(resolved.architecture.layers, 'block')} again in the backward: {saved}"
+    does = f"recompute {again} of {plural(resolved.architecture.layers, 'block')} in the backward: {saved}"
     return graph.add("setup", "setup.activation", does, args=args, after=((last, "model"),))
 
 
@@ -460,7 +463,7 @@ def _routing_replay(graph: Builder, resolved: Resolved, last: str) -> str:
         return last
     args = {"matches": matches}
     blocks = plural(sum(matches), "block")
-    does = f"of {blocks}, send tokens in the backward to the experts they were sent to in the forward"
+    does = f"route tokens in the backward of {blocks} to the same experts as in the forward"
     return graph.add("setup", "setup.routing_replay", does, args=args, after=((last, "model"),))
 
 
@@ -476,7 +479,7 @@ def _tile_mlp(graph: Builder, resolved: Resolved, last: str) -> str:
         return last
     pieces = -(-resolved.positions // tile)
     does = f"compute the feed-forward layers of {plural(len(layers), 'block')} in {pieces} pieces of {tile:,} "
-    does += "positions, each again in the backward"
+    does += "positions; recompute each in the backward"
     args = {"positions": tile, "pattern": BLOCKS, "matches": resolved.matches(layers)}
     return graph.add("setup", "setup.tile_mlp", does, args=args, after=((last, "model"),))
 
@@ -489,7 +492,7 @@ COMPILE_MODES: Final = {"default": "default", "max_autotune": "max-autotune-no-c
 def _async_tensor_parallel(graph: Builder, resolved: Resolved, last: str) -> str:
     if not resolved.async_tp:
         return last
-    does = "let torch.compile multiply what tp gathers, and what it sums, piece by piece while the pieces travel"
+    does = "let torch.compile overlap tp communication with matrix products, piece by piece"
     return graph.add("setup", "setup.async_tp", does, axes=("tp",), after=((last, "model"),))
 
 
@@ -502,6 +505,6 @@ def _compile(graph: Builder, resolved: Resolved, last: str) -> str:
         return last
     args = {"mode": COMPILE_MODES[mode], "pattern": BLOCKS, "matches": resolved.pipeline.blocks()}
     does = (
-        f"torch.compile of {plural(resolved.architecture.layers, 'block')}, each by itself; compiled in the first step"
+        f"torch.compile of {plural(resolved.architecture.layers, 'block')}, each separately; compiled in the first step"
     )
     return graph.add("setup", "setup.compile", does, args=args, after=((last, "model"),))

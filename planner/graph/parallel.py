@@ -68,10 +68,10 @@ def _context_parallel(graph: Builder, resolved: Resolved, last: str) -> str:
     heads = arch.heads // resolved.size("tp")
     parts = []
     if ulysses > 1:
-        parts.append(f"{heads // ulysses} of {heads} heads over whole parts (ulysses={ulysses})")
+        parts.append(f"{heads // ulysses} of {heads} heads a rank (ulysses={ulysses})")
     if ring > 1:
-        parts.append(f"keys and values go round {ring} ranks (ring={ring})")
-    does = f"attention over rows spread over {resolved.context} ranks: {', '.join(parts)}"
+        parts.append(f"keys and values rotate through {ring} ranks (ring={ring})")
+    does = f"attention over rows sharded over {resolved.context} ranks: {', '.join(parts)}"
     axes = resolved.wide("ring", "ulysses")
     return graph.add("setup", "setup.parallel.cp", does, args=args, axes=axes, after=((last, "model"),))
 
@@ -81,12 +81,12 @@ def _expert_parallel(graph: Builder, resolved: Resolved, last: str) -> str:
     size, arch = resolved.layout.ep, resolved.architecture
     if size == 1:
         return last
-    does = f"keep {arch.experts // size} of {arch.experts} experts a rank, tokens travel over ep={size}"
+    does = f"place {arch.experts // size} of {arch.experts} experts on each rank; exchange tokens over ep={size}"
     args: dict[str, Any] = {"size": size, "pattern": f"{BLOCKS}.{expert_module(arch)}"}
     args["matches"] = resolved.matches(arch.expert_layers)
     if resolved.shared_meanwhile:
         args["meanwhile"] = "shared"
-        does += "; shared experts are computed while they go, and their gradients while gradients come back"
+        does += ", overlapped with shared experts, in the forward and in the backward"
     return graph.add("setup", "setup.parallel.ep", does, args=args, axes=("ep",), after=((last, "model"),))
 
 
@@ -139,7 +139,7 @@ def _fsdp(graph: Builder, resolved: Resolved, last: str) -> str:
     args = {"pattern": "layers.*", "matches": resolved.pipeline.blocks(), **_policy(resolved, resolved.reshard)}
     does = f"shard {plural(layers, 'block')}" + _cut_text(resolved, axes, experts=False)
     if not axes and resolved.expert_fsdp:
-        does = f"make units of {plural(layers, 'block')}, in which the experts sum their gradients once a step"
+        does = f"make FSDP units of {plural(layers, 'block')}, in which experts sum their gradients once a step"
     return graph.add("setup", "setup.parallel.fsdp", does, args=args, axes=axes, after=((last, "model"),))
 
 
@@ -173,9 +173,9 @@ def _root_fsdp(graph: Builder, resolved: Resolved, last: str) -> str:
         resolved.cuts.gathered(ends[name] for name in end_names(resolved.architecture, resolved.pipeline, pp))
         for pp in range(resolved.size("pp"))
     )
-    does = f"the same for embedding, last norm and head: {count_text(largest)} parameters, gathered once a microbatch"
+    does = f"shard embedding, last norm and head: {count_text(largest)} parameters, gathered once a microbatch"
     if resolved.size("pp") > 1:
-        does = f"the same for the ends of the model, up to {count_text(largest)} parameters, gathered once a step"
+        does = f"shard the ends of the model: up to {count_text(largest)} parameters, gathered once a step"
     axes = _dense_axes(resolved)
     return graph.add("setup", "setup.parallel.root_fsdp", does, args=args, axes=axes, after=((last, "model"),))
 
@@ -190,10 +190,10 @@ def _prefetch(graph: Builder, resolved: Resolved, last: str) -> str:
     counts = (map(len, resolved.pipeline.owners), resolved.matches(range(arch.blocks)), resolved.matches(experts))
     units = [sum(each) for each in zip(*counts, strict=True)]
     apart = resolved.spec.activation.mode != "none" and resolved.expert_fsdp
-    does = "ask for the parameters of the next unit before one computes its forward: the ends of the model, then its "
+    does = "gather the next unit's parameters before the forward of a unit: the ends of the model, then its "
     does += "blocks, each before its experts" if resolved.expert_fsdp else "blocks"
-    does += "; experts ask for none, as blocks are computed again" if apart else ""
-    does += "; backwards the other way round"
+    does += "; experts gather none ahead, because blocks are recomputed" if apart else ""
+    does += "; reverse order in the backward"
     return graph.add("setup", "setup.parallel.prefetch", does, args={"units": units}, after=((last, "model"),))
 
 
@@ -236,12 +236,12 @@ def add_teacher_model(graph: Builder, resolved: Resolved, model: str) -> str:
         "owner": owner,
         "cuts": [{"op": node.op, "args": node.args} for node in cuts.nodes],
     }
-    does = f"beside the model, {learns_from.folder}: {arch.title}, {plural(arch.layers, 'block')} of width {arch.dim}, "
-    does += f"{count_text(own.inventory.total)} parameters in {own.formats.compute}, neither trained nor in checkpoints"
+    does = f"build the teacher {learns_from.folder}: {arch.title}, {plural(arch.layers, 'block')} of width {arch.dim}, "
+    does += f"{count_text(own.inventory.total)} parameters in {own.formats.compute}, frozen and not in checkpoints"
     does += f", on pp {owner}, which has the head" if resolved.size("pp") > 1 else ""
     does += "".join(f"; {node.does}" for node in cuts.nodes)
     if resolved.size("tp") > own.size("tp"):
-        does += f"; whole on each rank of tp={resolved.size('tp')}, which does not divide it"
+        does += f"; unsharded on each rank of tp={resolved.size('tp')}, which does not divide it"
     axes = resolved.wide(*(axis for axis in AXES if axis != "pp"))
     return graph.add("setup", "setup.teacher_model", does, args=args, axes=axes, after=((model, "model"),))
 
@@ -254,11 +254,13 @@ def add_teacher_weights(graph: Builder, resolved: Resolved, teacher: str, model:
     if own is None or learns_from is None or own.weights is None:
         return
     offload, bytes = own.spec.parallel.fsdp.offload, own.state_bytes(own.inventory.tensors)
-    does = f"give memory to the teacher, {bytes_text(bytes)} a rank; it computes each microbatch before the head does"
+    does = (
+        f"allocate the teacher, {bytes_text(bytes)} a rank; its forward of a microbatch precedes the head of the model"
+    )
     after = ((teacher, "teacher"), (model, "model"))
     last = graph.add("setup", "setup.teacher_weights", does, args={"offload": offload}, after=after)
     size = bytes_text(sum(tensor.bytes for tensor in own.weights.tensors.values()))
     does = f"read weights of {learns_from.folder}: {plural(len(own.weights.files), 'file')} with {size}, each rank its "
-    does += "own pieces"
+    does += "own shards"
     args = {"folder": portable(learns_from.folder), "digest": own.weights.digest}
     graph.add("setup", "setup.read_teacher", does, args=args, axes=resolved.wide(*AXES), after=((last, "teacher"),))

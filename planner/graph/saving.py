@@ -56,15 +56,15 @@ def _deciding(actions: Sequence[Action]) -> list[Action]:
 
 def bad_step_text(policy: OnNan) -> str:
     """Return the description of `step.check_finite`."""
-    bad = "loss or gradient norm is not a number"
+    bad = "loss or gradient norm is not finite"
     if policy.action.goes_back:
-        end = "goes back to a checkpoint"
-        return f"leave the step out if {bad}; the {_nth(policy.limit)} in a row {end}" if policy.bears else (
-            f"go back to a checkpoint if {bad}, before it reaches the weights"
+        end = "rolls back to a checkpoint"
+        return f"skip the step if {bad}; the {_nth(policy.limit)} in a row {end}" if policy.bears else (
+            f"roll back to a checkpoint if {bad}, before the weights change"
         )  # fmt: skip
     if policy.bears:
-        return f"leave the step out if {bad}; the {_nth(policy.limit)} in a row ends the run"
-    return f"stop if {bad}, before it reaches the weights"
+        return f"skip the step if {bad}; the {_nth(policy.limit)} in a row stops the run"
+    return f"stop if {bad}, before the weights change"
 
 
 def _nth(number: int) -> str:
@@ -196,11 +196,11 @@ def add_average(graph: Builder, resolved: Resolved, model: str) -> list[tuple[st
     wider = (
         ""
         if resolved.formats.averages == resolved.formats.params
-        else f", as {resolved.formats.params} would round updates away"
+        else f", because {resolved.formats.params} would round updates away"
     )
-    does = f"begin an average of the weights, cut over ranks as they are: {size} in {resolved.formats.averages}{wider}"
+    does = f"start averaging the weights, sharded like them: {size} in {resolved.formats.averages}{wider}"
     if ema.publish:
-        does += "; it is what is published"
+        does += "; the average is published"
     return [(graph.add("setup", "setup.ema", does, args=args, after=((model, "model"),)), "averages")]
 
 
@@ -224,7 +224,7 @@ def update_text(resolved: Resolved) -> str:
     ema = resolved.spec.ema
     assert ema is not None
     often = "" if ema.every == 1 else f"after every {plural(ema.every, 'step')}, "
-    return f"{often}move the averaged weights towards the new ones; {ema.decay:g} of the average stays"
+    return f"{often}update the averaged weights, which keep {ema.decay:g} of their value"
 
 
 def average_args(plan: Plan) -> dict[str, Any] | None:
@@ -278,10 +278,10 @@ def put_off_text(spec: Spec, schedule: Schedule) -> str:
     """Return the description of `step.put_off_save`; empty if no save is put off."""
     ticks = (t for t in schedule.ticks if not any(action.stops for action in t.actions))
     along = any(action.saves for tick in ticks for action in tick.actions)
-    causes = ["behind a bad step"] if along and on_nan(spec).bears else []
+    causes = ["after a bad step"] if along and on_nan(spec).bears else []
     if spec.checkpoint.overlap == "latest" and saves_beside(spec, schedule):
         causes.insert(0, "while another checkpoint was being written")
-    return f"save now what came due {' or '.join(causes)}, if that is over" if causes else ""
+    return f"make a save that was due {' or '.join(causes)}, once that is over" if causes else ""
 
 
 @resumes("setup.pretrained", switch=True, path=learns("checkpoint.pretrained", UNDER_ADAPTER))
@@ -289,10 +289,8 @@ def add_pretrained(graph: Builder, resolved: Resolved, last: str) -> str:
     path = pretrained(resolved.spec)
     if path is None:
         return last
-    does = f"begin with the weights of {path} instead; where the run goes on they are read from its own checkpoint"
-    does += (
-        "; a head of rewards stays as it was drawn if they have none" if resolved.architecture.head == "reward" else ""
-    )
+    does = f"start from the weights of {path}; a resumed run reads its own checkpoint instead"
+    does += "; a reward head missing there keeps its initial values" if resolved.architecture.head == "reward" else ""
     return graph.add("setup", "setup.pretrained", does, args={"path": portable(path)}, after=((last, "model"),))
 
 
@@ -303,8 +301,8 @@ def add_base(graph: Builder, resolved: Resolved, last: str) -> str:
     if resolved.saves_base:
         return last
     count = resolved.inventory.total - resolved.inventory.trained
-    does = f"name {count_text(count)} parameters that are not trained by their content; a checkpoint has their digest "
-    does += "in their place, and is refused on another base"
+    does = f"hash {count_text(count)} frozen parameters; a checkpoint has their digest "
+    does += "instead of their values, and is refused on another base"
     args = {"parameters": count}
     return graph.add("setup", "setup.base", does, args=args, axes=resolved.wide(*AXES), after=((last, "model"),))
 
@@ -320,9 +318,9 @@ def add_resume(
 ) -> str:
     """Add the nodes that read and prepare to write a full state; return the last node of the setup."""
     chosen = resolved.spec.checkpoint
-    own = "go on from the latest checkpoint of this run"
+    own = "resume from the latest checkpoint of this run"
     origin = f"the state of {chosen.from_}" if chosen.from_ is not None else "step 0"
-    start = f"{own}, if any, else begin with {origin}" if chosen.resume else f"begin with {origin}"
+    start = f"{own}, if any, else start from {origin}" if chosen.resume else f"start from {origin}"
     if chosen.from_ is None:
         start = f"{own}, if any" if chosen.resume else "start at step 0"
     args: dict[str, Any] = {
@@ -330,7 +328,7 @@ def add_resume(
         "origin": None if chosen.from_ is None else portable(chosen.from_),
         "verify": chosen.verify,
     }
-    does = f"{start}; its {'checksums are' if chosen.verify == 'content' else 'sizes are'} compared"
+    does = f"{start}; verify {'checksums' if chosen.verify == 'content' else 'file sizes'}"
     last = graph.add("setup", "setup.resume", does, args=args, axes=resolved.wide(*AXES), after=after)
     last = _residual(graph, resolved, last)
     return _saving(graph, resolved, estimates, last) if chosen.enabled else last
@@ -343,9 +341,9 @@ def _residual(graph: Builder, resolved: Resolved, last: str) -> str:
     if adapter is None or not adapter.decomposes:
         return last
     names = {tensor.adapter for tensor in resolved.inventory.tensors if tensor.begun}
-    does = f"W − s · B · A, of what the adapter has begun with, in the place of {plural(len(names), 'matrix')}"
+    does = f"replace {plural(len(names), 'matrix')} by W − s · B · A, with the adapter's initial A and B"
     if any(tensor.quantised for tensor in resolved.inventory.tensors if tensor.name in names):
-        does += "; where W is stored in codes it is read or drawn once more, and the rest stored in its place"
+        does += "; a quantized W is read or drawn again, and the difference is stored instead"
     args = {"matrices": len(names)}
     return graph.add("setup", "setup.residual", does, args=args, axes=resolved.wide(*AXES), after=(last,))
 
@@ -359,13 +357,12 @@ def _residual(graph: Builder, resolved: Resolved, last: str) -> str:
 def _saving(graph: Builder, resolved: Resolved, estimates: Estimates, last: str) -> str:
     chosen, on_cpu = resolved.spec.checkpoint, device_kind(resolved.spec) == "cpu"
     keep = chosen.keep
-    parts = [
-        "every checkpoint is kept" if keep is None else f"the newest {keep} are kept" if keep > 1 else "one is kept"
-    ]
+    newest = "keep one checkpoint" if keep == 1 else f"keep the newest {keep} checkpoints"
+    parts = ["keep every checkpoint" if keep is None else newest]
     if chosen.best is not None:
-        parts.append(f"and the one with the {'highest' if chosen.best_is_highest else 'least'} {chosen.best}")
+        parts.append(f"and the one with the {'highest' if chosen.best_is_highest else 'lowest'} {chosen.best}")
     if chosen.backend == "file":
-        parts.append("each of one file, which latest.pt, best.pt and model.pt name as well")
+        parts.append("each one file, also named by latest.pt, best.pt and model.pt")
     if chosen.mode != "sync":
         share = estimates.copy_bytes
         locked = "page-locked" if chosen.mode == "async_pinned" and not on_cpu else "host"
@@ -373,7 +370,7 @@ def _saving(graph: Builder, resolved: Resolved, estimates: Estimates, last: str)
         beside = f"a copy in {locked} memory, about {bytes_text(share)} a rank"
         if chosen.backend == "file":
             beside = f"at most {number} copies in {locked} memory, about {bytes_text(number * share)} together"
-        parts.append(f"written beside training from {beside}")
+        parts.append(f"written during training from {beside}")
     args: dict[str, Any] = {
         "backend": chosen.backend,
         "keep": keep,

@@ -162,8 +162,8 @@ def build_server(resolved: Resolved, estimates: Estimates) -> Graph:
     model = add_model(graph, resolved, add_mesh(graph, resolved))
     tokenizer = add_tokenizer(graph, resolved)
     last = _requests(graph, resolved, estimates, _slots(graph, resolved, model, tokenizer))
-    drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=(last,))
-    graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))
+    drain = graph.add("shutdown", "shutdown.drain", "finish pending writes", after=(last,))
+    graph.add("shutdown", "shutdown.leave", "wait for all ranks, then exit together", after=(drain,))
     nodes, edges = tuple(graph.nodes), tuple(graph.edges)
     return Graph(nodes=nodes, edges=edges, timeline=TIMELINE, proof=check_graph(nodes, edges, ROOT))
 
@@ -201,13 +201,11 @@ def _slots(graph: Builder, resolved: Resolved, model: str, tokenizer: str) -> st
     each = bytes_text(slot_bytes(resolved))
     does = f"{plural(serve.adapters, 'slot')} for adapters, {each} each on a rank with gradients and moments; "
     if not resolved.spec.tasks:
-        does = (
-            f"one client trains all of the model, {each} on a rank with gradients and moments; what it began as, and "
-        )
-        does += "what is sampled from, stay in the memory of the machine; "
+        does = f"one client trains the whole model, {each} on a rank with gradients and moments; initial weights and "
+        does += "sampling weights stay in host memory; "
     does += f"listen on {serve.host}:{serve.port}"
     does += " with TLS" if serve.certificate else ""
-    does += f"; {asked_key(serve)} is asked for"
+    does += f"; clients need {asked_key(serve)}"
     return graph.add("setup", SETUP, does, args=args, axes=resolved.wide(*AXES), after=((model, "model"), tokenizer))
 
 
@@ -234,26 +232,29 @@ def _requests(graph: Builder, resolved: Resolved, estimates: Estimates, after: s
     adapters = bool(resolved.spec.tasks)
     what, whose = ("an adapter", "the adapter") if adapters else ("the model", "the model")
     if adapters:
-        does = "give a client's adapter a slot: A drawn from its seed, B zero; smaller ranks take part of the slot"
+        does = (
+            "assign a slot to a client's adapter: A is drawn from its seed, B is zero; smaller ranks use part of "
+            "the slot"
+        )
     else:
-        does = "give a client the model, with the weights that it began with"
+        does = "assign the model, with its initial weights, to a client"
     then("open", does)
-    does = f"losses of texts, {spread}; gradients are sums, added to those of {whose}; {token} a token"
+    does = f"losses of texts, {spread}; gradients are summed and added to the gradients of {whose}; {token} a token"
     then("forward_backward", does)
-    then("optim_step", "one all-reduce for the norm; Adam with the numbers of the request; gradients are released")
-    then("keep", f"put {what} and its moments together, and write them to a folder that is whole or not there")
-    slot = "into a slot of the same shape" if adapters else "into that of a client"
-    then("load", f"read {what}, with its moments if asked for, {slot}")
-    form = "write an adapter as PEFT reads it" if adapters else "write the model, as transformers reads it if it can"
-    then("export", f"{form}; samples are drawn with that, whatever is trained meanwhile")
-    weights = "an exported adapter, or with none" if adapters else "exported weights, or those that it began with"
+    then("optim_step", "one all-reduce for the norm, then Adam with the settings of the request; release gradients")
+    then("keep", f"gather {what} and its moments, and write them to a folder atomically")
+    slot = "into a slot of the same shape" if adapters else "into a client's model"
+    then("load", f"read {what}, with its moments if requested, {slot}")
+    form = "write an adapter for PEFT" if adapters else "write the model, for transformers if possible"
+    then("export", f"{form}; samples use this export while training continues")
+    weights = "an exported adapter, or none" if adapters else "exported weights, or the initial ones"
     pages = sampling_pages(resolved, estimates)
-    does = f"write up to {MOST_ROWS} texts at once with {weights}; keys and values in {_pages_text(pages)} of {PAGE} "
-    does += f"positions, {bytes_text(pages_bytes(resolved, pages))} on a rank while nothing is trained, and up to "
-    does += f"{bytes_text(read_bytes(resolved))} for what a layer reads"
+    does = f"sample up to {MOST_ROWS} texts at once with {weights}; keys and values in {_pages_text(pages)} of {PAGE} "
+    does += f"positions, {bytes_text(pages_bytes(resolved, pages))} on a rank while no training runs, and up to "
+    does += f"{bytes_text(read_bytes(resolved))} for the reads of a layer"
     then("sample", does, rows=MOST_ROWS, pages=[[window, count] for window, count in pages.items()])
-    then("forget", "release what sampling has kept of an export")
-    then("close", "make the slot of an adapter free" if adapters else "make the model free for another client")
+    then("forget", "release an export kept for sampling")
+    then("close", "free the slot of an adapter" if adapters else "free the model for another client")
     return last
 
 

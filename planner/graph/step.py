@@ -49,7 +49,7 @@ def add_hooks(graph: Builder, spec: Spec, after: str) -> None:
 
 _SYNC: Final = rounds("parallel.fsdp.sync", "gradients of microbatches are added up on one rank or on all")
 _LIMIT: Final = stays("on.nan", "it only concerns non-finite steps")
-AWAITS: Final = "the copy of a state that is being saved is complete before anything writes to it"
+AWAITS: Final = "wait until the copy of the state being saved is complete"
 
 
 @resumes(
@@ -129,7 +129,7 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     if len(readers) < resolved.size("pp"):
         numbers = resolved.row_numbers
         named = "".join(f" and the number of each row's {each}" for each in numbers)
-        does = f"the lengths of documents{named} go from pp {readers[0]} to the stages that read no rows"
+        does = f"send the lengths of documents{named} from pp {readers[0]} to the stages that read no rows"
         args = {"source": readers[0], **({"numbers": list(numbers)} if numbers else {})}
         then("step.share_outline", does, args, ("pp",))
     if spec.rollout is not None and spec.reward is not None:
@@ -150,12 +150,12 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     asks += [f"the file {args['stop_file']}"] if "stop_file" in args else []
     counted = "valid tokens" + (f", {unit}s" if unit != "token" else "")
     does = ", ".join((f"{agree}: {counted} and documents of the step", "stop requests", *asks, "clock"))
-    does += f"; {plural(empty, 'step')} in a row without a token to learn from {'end' if empty > 1 else 'ends'} the run"
+    does += f"; {plural(empty, 'step')} in a row without a valid token {'end' if empty > 1 else 'ends'} the run"
     then("step.agree", does, args, everyone)
     if put_off := put_off_text(spec, schedule):
         then("step.put_off_save", put_off)
     hooks("before_step")
-    then("step.zero_gradients", "release the gradients of the step before")
+    then("step.zero_gradients", "release the gradients of the previous step")
     waits = saves_beside(spec, schedule)
     moves = [chosen.before_forward for chosen in optimizers_of(spec).values() if chosen.before_forward]
     if moves:
@@ -164,21 +164,21 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
         then("step.training_point", moves[0])
     hooks("before_backward")
     if batch.ramp and resolved.architecture.is_moe:
-        does = f"losses of routers are means over the rows of the step: weights × {batch.rows:,} / its rows"
+        does = f"router losses are means over the rows of the step: weights × {batch.rows:,} / its rows"
         then("step.router_rows", does)
     if resolved.architecture.mtp and any(phase.mtp_weight is not None for phase in resolved.phases):
         weight = spec.model.mtp_weight
         each = [f"{weight if one.mtp_weight is None else one.mtp_weight:g} in {one.name}" for one in resolved.phases]
-        then("step.mtp_weight", f"losses of further tokens count {', '.join(each)}", {"weight": weight})
+        then("step.mtp_weight", f"weight of the losses of further tokens: {', '.join(each)}", {"weight": weight})
     share = estimates.flops_per_step / resolved.layout.mesh.world_size
     if spec.loss.mismatched:
-        does = "what log-ratios are compared with: their mean over answers behind the prompts of other documents of "
+        does = "reference point of log-ratios: their mean over answers after the prompts of other documents of "
         forward = (
             forward_flops(resolved.architecture, batch.sequence)
             * batch.tokens_per_step
             / resolved.layout.mesh.world_size
         )
-        does += f"their row, and at least 0; a forward, {flops_text(forward)} a rank"
+        does += f"their row, at least 0; a forward, {flops_text(forward)} a rank"
         then("step.reference_point", does, axes=everyone)
     does = f"{microbatches_text(batch)}, loss summed and divided by the {unit}s of the whole step"
     op, args = "step.forward_backward", {"accumulate": batch.accumulate, "sync": resolved.sync}
@@ -187,13 +187,13 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     elif resolved.sync == "microbatch":
         does += ", gradients summed over ranks after each"
     if resolved.teacher is not None and spec.loss.learns_from is not None:
-        does += f"; of each microbatch, before the head, a forward of {spec.loss.learns_from.folder}"
+        does += f"; before the head of each microbatch, a forward of {spec.loss.learns_from.folder}"
     if spec.rollout is not None:
         args["each"] = True
         does += "; the cross-entropy of each token is kept"
     if spec.step is not None:
         op, args = "step.body", {**args, "user": spec.step.call()}
-        does = f"{spec.step.function} of {spec.step.module}, in place of: {does}"
+        does = f"{spec.step.function} of {spec.step.module}, instead of: {does}"
     then(op, f"{does}; {flops_text(share)} a rank", args, everyone, "step.forward_backward")
     if spec.rollout is not None:
         node = behind_forward(resolved)
@@ -204,20 +204,21 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     hooks("after_backward")
     if spec.tasks:
         policy, own = on_nan(spec), clip_args(spec)
-        does = f"gradients of each task, over its own tokens and with a norm of its own: {_task_text(own)}"
-        does += "; a task without a token, or whose numbers are none, leaves the step out" if policy.bears else ""
+        does = f"gradients of each task, over its own tokens and with its own norm: {_task_text(own)}"
+        if policy.bears:
+            does += "; a task without a token, or with a loss or norm that is not finite, skips the step"
         then("step.task_gradients", does, {"tasks": own, "limit": policy.limit}, everyone)
     else:
         args = spec.optimizer.clip_args()
         then("step.clip" if args else "step.gradient_norm", f"global gradient norm, {_clip_text(args)}", args, everyone)
     if (largest := spec.optimizer.clip_value) is not None:
-        does = f"limit every element of the gradients to {largest:g}, up and down"
+        does = f"limit every element of the gradients to ±{largest:g}"
         then("step.clip_value", does, {"largest": largest})
     policy = on_nan(spec)
     then("step.check_finite", bad_step_text(policy), {"limit": policy.limit})
     scheduled = {"decay": "lr"} if spec.optimizer.scheduled_decay else None
-    also = ", and weight decay as the same share of its own" if scheduled else ""
-    then("step.schedule", f"learning rate of this step, a closed form of its number{also}", scheduled)
+    also = ", and weight decay in proportion" if scheduled else ""
+    then("step.schedule", f"set the learning rate of this step from its number{also}", scheduled)
     if waits and not moves:
         then("step.await_copy", AWAITS)
     hooks("before_optimizer")
@@ -228,12 +229,12 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     then("step.optimizer", f"{update} the parameters a rank owns")
     hooks("after_optimizer")
     if (speed := resolved.architecture.router_bias_speed) > 0:
-        does = f"move each expert's bias by {speed:g} towards an even load, from the counts of all ranks"
+        does = f"move each expert's bias by {speed:g} toward an even load, from the counts of all ranks"
         then("step.router_bias", does, {"speed": speed}, everyone)
     if spec.ema is not None:
         then("step.ema", update_text(resolved))
     keeps = any(hook.declared["place"] == "after_step" for hook in spec.hooks.values())
-    does = "add the step to what the next log line and alerts speak of"
+    does = "add the step to the statistics of the next log line and of alerts"
     then("step.measure", does, {"lets_go": False} if keeps else None)
     hooks("after_step")
     if keeps:
@@ -249,10 +250,10 @@ def _clip_text(args: Mapping[str, Any]) -> str:
     parts = [f"scaled down to {args['max_norm']:g}"] if "max_norm" in args else []
     if "deviations" in args:
         parts.append(
-            f"scaled down where it is {args['deviations']:g} standard deviations above the mean of those before "
-            f"({args['decay']:g} of both stays in a step), behind the first {args['first']} steps"
+            f"scaled down if {args['deviations']:g} standard deviations above its running mean (decay "
+            f"{args['decay']:g}), after the first {args['first']} steps"
         )
-    return "; and ".join(parts) or "for the record; nothing is clipped"
+    return "; and ".join(parts) or "recorded, not clipped"
 
 
 def _of_actions(resolved: Resolved, schedule: Schedule) -> list[StepNode]:
@@ -267,13 +268,13 @@ def _add_syncs(resolved: Resolved, then: Any) -> None:
     """Add the sums of gradients that FSDP does not make."""
     tp, parallel = resolved.size("tp"), resolved.spec.parallel
     if tp > 1 and not resolved.dense_fsdp:
-        does = f"sum gradients of norms and other weights that tp={tp} does not cut"
+        does = f"sum gradients of norms and other weights that tp={tp} does not shard"
         then("step.tensor_grad_sync", does, {"axes": ["tp"]}, ("tp",))
     tied = resolved.size("pp") > 1 and resolved.architecture.embeds_behind
     if tied and any(each.trained for each in resolved.inventory.tensors if each.name == f"{EMBEDDING}.weight"):
         table = count_text(resolved.architecture.vocab * resolved.architecture.dim)
-        copy = "the head" if resolved.architecture.tie_embeddings else "that of the modules"
-        does = f"sum the gradients of the embedding, {table} parameters, and of its copy, {copy} on the last stage"
+        copy = "used by the head" if resolved.architecture.tie_embeddings else "used by the further-token modules"
+        does = f"sum the gradients of the embedding, {table} parameters, and of its copy on the last stage, {copy}"
         then("step.tied_grad_sync", does, {"axes": ["pp"]}, ("pp",))
     unfolded = resolved.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(parallel)))
     if unfolded:

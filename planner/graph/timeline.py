@@ -77,7 +77,7 @@ class ActionNodes:
         averaged = ema is not None and ema.publish
         form = run.formats.averages if averaged else run.formats.params
         size = weight_bytes(run.inventory, form, run.formats.frozen, run.cuts.base)
-        does = f"save the {'averaged ' if averaged else ''}weights alone, for publishing: {bytes_text(size)}"
+        does = f"save only the {'averaged ' if averaged else ''}weights, for publishing: {bytes_text(size)}"
         return self._graph.add("event", "tick.model", does, id=f"event.{event}.model", after=(self._after,))
 
 
@@ -132,7 +132,7 @@ def alert_args(spec: Spec, estimates: Estimates) -> dict[str, Any]:
 def alert_text(spec: Spec, args: dict[str, Any]) -> str:
     """Return text on the conditions that raise alerts."""
     window = f"the median of {args['window']} steps"
-    found = ["a loss or norm that is no number"]
+    found = ["a loss or norm that is not finite"]
     if args["loss_spike"] is not None:
         found.append(f"a loss {args['loss_spike']:g} deviations above {window}")
     if args["slow"] is not None:
@@ -151,7 +151,7 @@ def alert_text(spec: Spec, args: dict[str, Any]) -> str:
         found.append(f"no room for a checkpoint of {bytes_text(args['checkpoint_bytes'])}")
     if args["stalled_seconds"] is not None:
         found.append(f"no progress for {seconds_text(args['stalled_seconds'])}")
-    return f"raise an alert about {', '.join(found)}"
+    return f"alert on {', '.join(found)}"
 
 
 def acts_together(spec: Spec) -> bool:

@@ -54,7 +54,7 @@ def test_a_plan_names_a_tracker_that_is_chosen_and_no_other(tmp_path):
     plain, chosen = planned(tmp_path, ""), planned(tmp_path, "log { tally {} }")
     node = chosen.node("setup.log.tally")
     assert (node.op, node.args) == ("setup.log.tally", {"file": "tally.jsonl"})
-    assert node.does == "the first rank notes what it records in tally.jsonl, beside training"
+    assert node.does == "the first rank notes what it records in tally.jsonl, during training"
     assert "also to the tally in tally.jsonl" in render(chosen) and "tally" not in render(plain)
     assert "tally" not in str(plain) and chosen.config_id == plain.config_id
     both = planned(tmp_path, 'log { tensorboard = true, tally { file = "t" } }')

@@ -70,7 +70,7 @@ def test_its_node_calls_it_and_the_experiment_stays_the_same(own):
     plan = plan_from_path("spec.xtrain").plan
     node = plan.node("setup.log.Notes")
     assert node.op == "setup.log.user" and node.args["user"]["arguments"] == {"file": "notes", "every": 1}
-    assert node.does == "the first rank gives what it records to Notes of parts.py (Notes in a file), beside training"
+    assert node.does == "the first rank passes records to Notes of parts.py (Notes in a file), during training"
     assert "also to Notes of parts.py" in render(plan)
     plain = plan_from_path("plain.xtrain").plan
     assert plan.config_id == plain.config_id

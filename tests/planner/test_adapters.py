@@ -126,7 +126,7 @@ def test_what_is_dropped_is_in_the_plan(make_plan):
     plan = make_plan(model=SHAPE, adapter=adapted('rank = 4, dropout = 0.05, targets = ["q_proj"]'))
     node = plan.node("setup.dropout")
     assert node.args == {"seed": 1, "share": 0.05, "matrices": 4}
-    assert "drop 0.05 of what goes into the adapters of 4 matrices, and divide the rest by 0.95" in node.does
+    assert "drop 0.05 of the inputs of the adapters of 4 matrices, and divide the rest by 0.95" in node.does
     assert all(each.op != "setup.dropout" for each in make_plan(model=SHAPE, adapter=adapted("rank = 4")).nodes)
 
 

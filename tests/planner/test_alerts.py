@@ -36,7 +36,7 @@ def test_what_is_raised_unless_the_spec_says_otherwise(make_plan):
 def test_each_can_be_left_out(make_plan):
     plan = make_plan(more=OFF)
     assert {value for name, value in thresholds(plan).items() if name != "window"} == {None}
-    assert plan.node("setup.alerts").does == "raise an alert about a loss or norm that is no number"
+    assert plan.node("setup.alerts").does == "alert on a loss or norm that is not finite"
 
 
 @pytest.mark.parametrize(("written", "name", "value"), [

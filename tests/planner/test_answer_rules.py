@@ -90,11 +90,11 @@ def test_pairs_and_labelled_answers_are_never_split(make_plan):
 def test_the_plan_says_what_is_read(make_plan):
     plan = make_plan(**blocks('tokens = "t", mask = "m", columns = { logprobs: "old", advantages: "gain" }'))
     says = plan.node("setup.data.c").does
-    assert "token ids in `t`, mask in `m`, numbers along the tokens: advantages in `gain` and logprobs in `old`" in says
+    assert "token ids in `t`, mask in `m`, numbers per token: advantages in `gain` and logprobs in `old`" in says
     plan = make_plan(**blocks(f'{PAIRS}, prompt = "p", template = "chatml", oversized = truncate'))
     says = plan.node("setup.data.c").does
     assert "pairs of answers, `c` preferred to `r`, the prompt in `p`, by template chatml" in says
-    assert "a pair longer than a row is cut, both sides to the same length" in says
+    assert "a pair longer than a row is truncated, both answers to the same length" in says
 
 
 def test_every_setting_of_pairs_changes_the_plan_and_the_experiment(make_plan):

@@ -11,10 +11,13 @@ def test_every_way_of_clipping_is_in_the_plan(make_plan):
     place = chain.index("step.clip")
     assert chain[place + 1] == "step.clip_value" and chain[place + 2] == "step.check_finite"
     assert plan.node("step.clip").args == {"max_norm": 1.0, "deviations": 2.5, "decay": 0.97, "first": 25}
-    assert "scaled down to 1; and scaled down where it is 2.5 standard deviations" in plan.node("step.clip").does
+    assert "scaled down to 1; and scaled down if 2.5 standard deviations" in plan.node("step.clip").does
     assert plan.node("step.clip_value").args == {"largest": 0.1}
     optimizer = plan.node("setup.optimizer")
-    assert optimizer.args["cautious_decay"] and "decay by 0.1 where the update makes them smaller" in optimizer.does
+    assert (
+        optimizer.args["cautious_decay"]
+        and "weight decay 0.1 on matrices where the update shrinks them" in optimizer.does
+    )
     alone = make_plan(optimizer=ALL.format("none"))
     assert alone.node("step.clip").args.keys() == {"deviations", "decay", "first"}
 

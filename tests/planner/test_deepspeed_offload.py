@@ -76,7 +76,7 @@ def test_files_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: s
     plan = plan_of(tmp_path, f"stage = 3, {own}")
     files, numbers = plan.node("setup.parallel.deepspeed").args["files"], -(-sizes(plan)[0] // 1024) * 1024
     assert files == {"folder": "/nvme", "bytes": each * numbers, "setting": "parallel.deepspeed.nvme_path"}
-    assert "the files of a rank take at most" in plan.node("setup.parallel.deepspeed").does
+    assert "files of at most" in plan.node("setup.parallel.deepspeed").does
     for free, codes in ((4 * files["bytes"], []), (4 * files["bytes"] - 1, ["X730"])):
         monkeypatch.setattr(checks, "look_at_disk", lambda folder, free=free: DiskFacts(folder=folder, free=free))
         assert [found.code for found in checks.of_files(plan)] == codes
@@ -173,8 +173,8 @@ def test_the_configuration_says_all_of_it(tmp_path: Path):
 def test_the_node_says_where_what_is(tmp_path: Path):
     node = plan_of(tmp_path, f"stage = 3, {CPU}, offload_param = cpu", BF16).node("setup.parallel.deepspeed")
     assert (node.args["offload_optimizer"], node.args["offload_param"]) == ("cpu", "cpu")
-    assert "weights and moments lie in host memory and are updated by the processor: in a step 137 KiB of" in node.does
-    assert "68.3 KiB of weights come back; parameters lie in host memory, from where each forward" in node.does
+    assert "stored in host memory and updated on the CPU: in a step a rank sends 137 KiB of gradients" in node.does
+    assert "68.3 KiB of weights; parameters are stored in host memory and fetched by each forward" in node.does
     assert "files below /nvme" in plan_of(tmp_path, f"stage = 3, {NVME}").node("setup.parallel.deepspeed").does
     assert "offload_param" not in plan_of(tmp_path, f"stage = 3, {CPU}").node("setup.parallel.deepspeed").args
 

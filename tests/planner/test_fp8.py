@@ -69,8 +69,8 @@ def test_its_node_stands_where_modules_are_built_and_says_what_is_multiplied(mak
         **{f"mlp.{name}_proj": [1] for name in ("gate", "up", "down")},
     }
     assert node.does == (
-        "multiply 11 matrices of blocks, 61.4k numbers, in fp8: a scale for each tensor, gradients in e5m2; all else "
-        "in bf16; ranks of tp share scales; by the kernels of cuda, emulated on a CPU"
+        "multiply 11 matrices of blocks, 61.4k numbers, in fp8: a scale for each tensor, gradients in e5m2; everything "
+        "else in bf16; ranks of tp share scales; CUDA kernels on a GPU, emulated on a CPU"
     )
     assert plan.node("setup.parallel.fsdp").args["compute"] == "bf16"
     assert from_json(to_json(plan)) == plan

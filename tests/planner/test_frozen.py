@@ -66,7 +66,7 @@ def test_the_plan_lists_what_is_trained_and_what_is_not(make_plan):
 
 def test_blocks_without_a_backward_are_not_computed_again(make_plan):
     plan = make_plan(model=shape("embed_tokens", "layers.0-1"), activation="activation full")
-    assert "compute 2 of 4 blocks again" in plan.node("setup.activation").does
+    assert "recompute 2 of 4 blocks" in plan.node("setup.activation").does
 
 
 def test_nothing_frozen_is_the_plan_of_before(make_plan):

@@ -123,7 +123,7 @@ def test_modules_are_on_the_stage_of_the_head():
     assert auto.node("setup.build_model").args["stages"][-1][1] == 4 and auto.architecture.layers == 5
     plan = plan_of(", mtp = 2", "parallel { pp 2 { layers = [2, 1] } }")
     assert plan.node("setup.build_model").args["stages"] == [[0, 1], [2, 4]]
-    assert "that of the modules on the last stage" in plan.node("step.tied_grad_sync").does
+    assert "copy on the last stage, used by the further-token modules" in plan.node("step.tied_grad_sync").does
     assert "a copy of the embedding" in render(plan, full=True)
     (error,) = compiled(", mtp = 2", "parallel { pp 2 { layers = [1, 4] } }").diagnostics.errors
     assert error.code == "X404" and "5 layers, but the model 3" in error.message

@@ -29,7 +29,7 @@ def test_a_plan_says_who_updates_what(make_plan):
     assert attention["lr_scale"] == pytest.approx(5.0) and attention["own"]["kind"] == "sgd"
     assert "clip" not in attention["own"]
     text = " ".join(render(plan).split())
-    assert "group.embed_tokens 1 tensor, 16.5k parameters: learning rate × 0.1; all decay by 0.2" in text
+    assert "group.embed_tokens 1 tensor, 16.5k parameters: learning rate × 0.1; weight decay 0.2 on all" in text
     assert "8 tensors, 24.6k parameters: sgd, momentum 0.9 in fp32" in text
     assert "adamw and sgd and lion update the parameters a rank owns" in str(plan.node("step.optimizer").does)
     assert from_json(to_json(plan)) == plan

@@ -21,7 +21,7 @@ def test_what_is_off_has_no_node_and_what_is_on_stands_before_the_first_step(mak
     names = ("project", "entity", "name", "group", "tags", "notes", "mode")
     values = ("p", None, None, None, ["a"], None, "offline")
     assert both.node(WANDB).args == dict(zip(names, values, strict=True))
-    assert "keeps what it records for W&B, project p, in wandb/" in both.node(WANDB).does
+    assert "keeps records for W&B, project p, in wandb/" in both.node(WANDB).does
 
 
 def test_the_page_says_who_takes_the_records(make_plan):

@@ -32,8 +32,8 @@ def test_smoothing_is_a_node_and_another_experiment(make_plan, plans):
     plain, smoothed = make_plan(), plans["label_smoothing = 0.1"]
     node = smoothed.node("setup.loss")
     assert node.args == {"kind": "cross_entropy", "label_smoothing": 0.1}
-    assert node.does == "minimise cross-entropy with 0.1 of each label spread evenly over the vocabulary; " + (
-        "`loss` stays the plain one"
+    assert node.does == "minimize cross-entropy with 0.1 of each label spread evenly over the vocabulary; " + (
+        "`loss` is the plain cross-entropy"
     )
     assert smoothed.config_id != plain.config_id
     assert smoothed.estimates.classes[0].memory == plain.estimates.classes[0].memory
@@ -176,11 +176,11 @@ def test_what_a_collator_of_ones_own_reads_is_not_known(tmp_path):
 
 HELD = ", holdout = 10%"
 MEASURED = [
-    ("cross_entropy", ANSWERS + HELD, None, "loss on what code held out"),
-    ("cross_entropy { focal = 1 }", ANSWERS + HELD, "token", "loss and cross_entropy on what code held out"),
-    ("simpo", PAIRS + HELD, "pair", "loss and simpo and its metrics on what code held out"),
-    ("grpo", SAMPLED + ", oversized = skip" + HELD, "sequence", "loss and grpo and its metrics on what"),
-    ("ppo", SAMPLED + HELD, "token", "loss and ppo and its metrics on what"),
+    ("cross_entropy", ANSWERS + HELD, None, "loss on the first 20 held-out rows of code"),
+    ("cross_entropy { focal = 1 }", ANSWERS + HELD, "token", "loss and cross_entropy on the first 20 held-out rows"),
+    ("simpo", PAIRS + HELD, "pair", "loss and simpo and its metrics on the first 20 held-out rows of code"),
+    ("grpo", SAMPLED + ", oversized = skip" + HELD, "sequence", "loss and grpo and its metrics on the first 20"),
+    ("ppo", SAMPLED + HELD, "token", "loss and ppo and its metrics on the first 20 held-out rows"),
 ]  # fmt: skip
 
 

@@ -428,7 +428,7 @@ def test_a_folder_with_fewer_rows_than_the_tokenizer_has_ids_gets_more(folder: F
     plan = folder.plan('"model" { vocab = tokenizer }').plan
     assert plan is not None and plan.architecture.vocab == 258
     node = plan.node("setup.read_weights")
-    assert node.args["grows"] and "58 rows of embedding and head that they do not have" in node.does
+    assert node.args["grows"] and "58 rows of embedding and head missing there" in node.does
     (why,) = (entry.how for entry in plan.provenance if entry.path == "model.vocab")
     assert why == "200 rows of model, and 58 for further ids of the tokenizer"
     ((code, text),) = errors(folder.plan('"model" { vocab = tokenizer }', more="adapter lora { rank = 2 }"))

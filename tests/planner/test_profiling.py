@@ -49,9 +49,9 @@ def test_arguments_and_words_of_a_profile(make_plan):
     assert plan.node("tick.profile").args == {
         "wait": 1, "warmup": 1, "active": 3, "ranks": None, "shapes": False, "stacks": False, "memory": False
     }  # fmt: skip
-    assert "3 steps, behind 1 that passes and 1 to warm up," in plan.node("tick.profile").does
+    assert "3 steps, after 1 skipped and 1 for warm-up," in plan.node("tick.profile").does
     plan = make_plan(more="every 50 steps profile { wait = 0, warmup = 0, active = 1, stacks = true, shapes = true }")
-    assert plan.node("tick.profile").does.startswith("time every operation of 1 step on ")
+    assert plan.node("tick.profile").does.startswith("profile 1 step on ")
     assert ", with shapes and stacks: a trace and a summary of each" in plan.node("tick.profile").does
     page = render(make_plan(more="every 50 steps profile then memory_snapshot"))
     assert any(line.split()[3:6] == ["profile", "then", "memory_snapshot"] for line in page.splitlines())
@@ -91,7 +91,7 @@ def test_how_long_an_allocator_is_watched(make_plan, device, written, history):
     )
     assert plan.node("tick.memory_snapshot").args["history"] == history
     assert plan.node("event.finish.memory_snapshot").args["history"] == 0, "there is no step behind it"
-    assert ("of what a GPU's allocator does" in plan.node("tick.memory_snapshot").does) == bool(history)
+    assert ("of recorded GPU allocations" in plan.node("tick.memory_snapshot").does) == bool(history)
 
 
 @pytest.mark.parametrize(("written", "code", "part"), [

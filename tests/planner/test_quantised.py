@@ -36,7 +36,7 @@ def test_the_plan_says_what_is_stored(make_plan):
     assert only.memory.parameters == 4 * (plan.parameters.total - numbers) + packed
     trained = plan.parameters.trained
     assert plan.estimates.checkpoint_bytes == only.memory.parameters + 8 * trained
-    assert "store 11 matrices that are not trained" in " ".join(render(plan).split())
+    assert "store 11 matrices (frozen" in " ".join(render(plan).split())
     assert from_json(to_json(plan)) == plan and dumps(plan).count('"quantised": true') == 11
     assert checkpoint_contents(plan)["base"] == node.args["base"]
 

@@ -60,7 +60,7 @@ def test_the_plan_shows_what_is_computed_by_whom_and_what_it_costs():
     plan = plan_of("dpo {}", cluster="cluster other { flops = 1e12, link = 1 GiB, network = 1 GiB, memory = 8 GiB }")
     node = plan.node("setup.reference.code")
     assert node.args == {"dataset": "code", "reference": "initial", "format": "fp32"}
-    assert "by the weights that the run begins with" in node.does and "4 bytes a token" in node.does
+    assert "under the initial weights of the run" in node.does and "4 bytes a token" in node.does
     assert "a forward of " in node.does and " a row, about " in node.does
     pack = plan.node("collate.pack").args
     assert pack["columns"] == pack["computed"] == ["ref_logprobs"]
@@ -87,11 +87,11 @@ def test_each_dataset_that_is_trained_on_or_evaluated_has_a_node():
     assert references(plan) == ["setup.reference.code", "setup.reference.more", "setup.reference.seen"]
     assert "parts" not in plan.node("setup.reference.code").args
     seen = plan.node("setup.reference.seen")
-    assert seen.args["parts"] == ["hold-out"] and "labels of what seen holds out" in seen.does
+    assert seen.args["parts"] == ["hold-out"] and "labels of held-out rows of seen" in seen.does
     assert plan.node("tick.eval.seen").args["objective"] == "pair"
     held = plan_of("dpo {}", f"{PAIRS}, holdout = 10%", every="every 10 steps eval code")
     node = held.node("setup.reference.code")
-    assert node.args["parts"] == ["training", "hold-out"] and "of code and of what it holds out" in node.does
+    assert node.args["parts"] == ["training", "hold-out"] and "of code and its held-out rows" in node.does
     asked = plan_of("dpo {}", f"{PAIRS}, holdout = 10%")  # by `xtrain control`
     (command,) = (each for each in asked.timeline.commands if each.name == "eval code")
     assert asked.node(command.nodes[0]).args["objective"] == "pair"

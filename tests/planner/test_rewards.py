@@ -33,7 +33,7 @@ def test_the_head_is_one_row():
     assert other.parameters.total - plan.parameters.total == 257 * 32
     build, before = plan.node("setup.build_model"), other.node("setup.build_model")
     assert build.args["architecture"] == {**before.args["architecture"], "head": "reward"}
-    assert not {"z_loss", "chunk_bytes"} & build.args.keys() and "a head of rewards" in build.does
+    assert not {"z_loss", "chunk_bytes"} & build.args.keys() and "with a reward head" in build.does
     assert Architecture.from_values(build.args["architecture"]) == plan.architecture
     assert plan.node("setup.data.prefs").args["reads"]["ended"] is True
     assert "ended" not in other.node("setup.data.prefs").args["reads"]

@@ -118,15 +118,15 @@ def test_completions_of_several_steps_are_sampled_at_once(make_plan, plan):
 def test_prompts_come_again_where_several_steps_learn_from_completions(make_plan, plan):
     again = make_plan(**BLOCKS | {"rollout": "rollout { group = 4, max_tokens = 20, steps = 3, updates = 2 }"})
     assert again.node("setup.loader").args["again"] == {"steps": 3, "turns": 2}
-    assert "those of 3 steps come 2 times" in again.node("setup.loader").does
+    assert "the rows of 3 steps are used 2 times" in again.node("setup.loader").does
     assert "again" not in plan.node("setup.loader").args and "updates" not in plan.node("rollout.generate").args
     sampled = again.node("rollout.generate")
-    assert sampled.args["updates"] == 2 and sampled.does.startswith("every 6 steps for 3 steps at once each data rank")
+    assert sampled.args["updates"] == 2 and "rank, for 3 steps at once, every 6 steps, at most" in sampled.does
     # All three steps' completions are learned from again behind the first step.
     assert bytes_text(3 * 8 * 4 * 20 * 16) in again.node("setup.completions").does
     alone = make_plan(**BLOCKS | {"rollout": "rollout { group = 4, max_tokens = 20, updates = 2 }"})
     assert alone.node("setup.completions").args == {"steps": 1, "updates": 2}
-    assert alone.node("rollout.generate").does.startswith("every 2 steps each data rank")
+    assert "on each data rank, every 2 steps, at most" in alone.node("rollout.generate").does
     # An epoch takes each prompt twice.
     for one, rows in ((plan, 24), (again, 48)):
         assert epoch_rows(one, {"code": 24}) == counted_arithmetic(one, {"code": 24}).epoch_rows == rows

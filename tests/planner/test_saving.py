@@ -114,7 +114,7 @@ def test_nothing_is_said_where_they_meet(compiled, every):
 def test_the_better_value_is_known_by_the_metric_or_said(make_plan, settings, key, highest):
     node = make_plan(every=EVERY, checkpoint=f"checkpoint {{ {settings} }}").node("setup.checkpoint")
     assert (node.args["best"], node.args.get("highest", False)) == (key, highest)
-    assert f"the one with the {'highest' if highest else 'least'} eval.code" in node.does
+    assert f"the one with the {'highest' if highest else 'lowest'} eval.code" in node.does
 
 
 @pytest.mark.parametrize(("text", "parts", "better"), [

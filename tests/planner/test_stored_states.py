@@ -39,7 +39,7 @@ def test_rounding_at_random_is_in_the_plan(make_plan):
         for more in ("", ", stochastic_rounding = true")
     )
     node = random.node("setup.optimizer")
-    assert node.args["stochastic_rounding"] is True and "rounded at random" in node.does
+    assert node.args["stochastic_rounding"] is True and "stochastically rounded weights" in node.does
     assert "stochastic_rounding" not in nearest.node("setup.optimizer").args
     assert random.config_id != nearest.config_id
     assert not mismatches(checkpoint_contents(nearest), checkpoint_contents(random))

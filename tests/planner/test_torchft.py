@@ -88,7 +88,7 @@ def test_the_plan_shows_quorum_sums_and_what_is_lost(tmp_path: Path):
     steps = [node.id for node in plan.nodes if node.kind == "step"]
     assert steps[:3] == ["step.torchft.quorum", "step.fetch", "step.agree"]
     assert steps.index("step.forward_backward") + 1 == steps.index("step.torchft.sum") == steps.index("step.clip") - 1
-    assert "12 of the 24 rows of a step are not learned, nor later" in plan.node("step.torchft.quorum").does
+    assert "12 of the 24 rows of a step are never trained on" in plan.node("step.torchft.quorum").does
     assert "axes" not in plan.node("step.torchft.sum").args
     # What would wait for others between two steps, or write files for all ranks, is not to be asked for.
     assert {each.name for each in plan.timeline.commands} & {"pause", "resume", "profile", "memory"} == set()

@@ -39,7 +39,7 @@ def metrics(plan, folder):
 def test_a_plan_shows_it_and_a_run_goes_on_with_it():
     plan, other = planned(), planned("false")
     node = plan.node("setup.deterministic")
-    assert node.args == {"workspaces": ":4096:8"} and "give the same numbers" in node.does
+    assert node.args == {"workspaces": ":4096:8"} and "use deterministic algorithms" in node.does
     assert "CUDA" not in node.does and "CUDA" in planned(device="cuda").node("setup.deterministic").does
     assert "setup.deterministic" not in {each.id for each in other.nodes}
     for one, two in ((plan, other), (other, plan)):

@@ -48,7 +48,7 @@ def test_every_start_says_it_once_for_its_own_steps(tmp_path, monkeypatch):
     spec = tmp_path / Project(tmp_path).spec(steps=12)
     for sets in (("launch.stop_at=7 steps",), ()):
         plan = plan_from_spec(spec, sets).plan
-        assert plan is not None and "how long the run will take" in plan.node("setup.observe").does
+        assert plan is not None and "estimate the run's duration" in plan.node("setup.observe").does
         Executor(plan, tmp_path / "run", rank=0).run()
     first, second = events(tmp_path / "run", "estimate")
     assert (first["step"], first["measured_steps"], first["steps_left"]) == (3, 2, 4)

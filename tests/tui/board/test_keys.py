@@ -192,8 +192,8 @@ def test_an_evaluation_asks_for_the_dataset_and_tells_its_rows(live, asked):
             text = await question(app, pilot, "E")
             assert "1: code, 64 rows" in text and "2: drills, 32 rows" in text
             await pilot.press("2")
-            await until(pilot, lambda: "what drills held out: its first 32 rows" in shown(app))
-            assert "what code held out" not in shown(app)
+            await until(pilot, lambda: "first 32 held-out rows of drills" in shown(app))
+            assert "held-out rows of code" not in shown(app)
             await pilot.press("y")
             await until(pilot, lambda: bool(asked))
             assert asked == [["eval", "drills"]]
