@@ -135,7 +135,7 @@ def add_watch(graph: Builder, resolved: Resolved) -> None:
     stuck = resolved.spec.fault_tolerance.stuck
     seconds = None if stuck is None else stuck.value
     does = "heartbeat every second"
-    if seconds is not None:
+    if stuck is not None:
         does += f"; after {quantity_text(stuck)} without progress, name the stuck ranks and stop"
     graph.add("setup", "setup.watch", does, args={"stuck_seconds": seconds}, axes=resolved.wide(*AXES), after=(ROOT,))
 
