@@ -55,8 +55,7 @@ class Op:
     def bind(self, node: Node, resources: Mapping[str, Any]) -> Callable[[], Any]:
         """Return the call with every parameter filled. Raises PlanMismatch if the plan and the function do not fit, and
         EnvironmentFault if an environment variable of a tracker is not set."""
-        wanted = inspect.signature(self.function).parameters
-        hints = get_type_hints(self.function)
+        wanted, hints = _declared(self.function)
         args = {name: value for name, value in node.args.items() if name not in self.chosen_by}
         if "plan" in resources and tracker_of(node.op) is not None:
             args = values_here(args, variables_in(resources["plan"].spec_text))
@@ -76,6 +75,12 @@ class Op:
             elif parameter.default is inspect.Parameter.empty:
                 raise PlanMismatch(f"op `{self.name}` of `{node.id}` needs `{name}`, which no earlier node provides")
         return lambda: self.function(**given)
+
+
+@cache
+def _declared(function: Callable[..., Any]) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
+    """Return the parameters of a function and its type hints."""
+    return inspect.signature(function).parameters, get_type_hints(function)
 
 
 OPS: dict[str, Op] = {}

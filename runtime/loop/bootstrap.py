@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -137,8 +138,10 @@ def set_matmul(setting: str, device: torch.device, *, small_products: bool = Fal
 _PROBED = (((64, 512), (512, 64)), ((4, 64, 64), (4, 64, 64)), ((512, 512), (512, 512)))
 
 
+@cache
 def _medium_is_exact() -> bool:
-    """Return True if products under `medium` are as close to fp64 as under `highest`. Leaves `medium` in force."""
+    """Return True if products under `medium` are as close to fp64 as under `highest`: once for a process, as its
+    processor stays. Changes what is in force."""
     generator = torch.Generator().manual_seed(0)
     drawn = [tuple(torch.randn(shape, generator=generator) for shape in pair) for pair in _PROBED]
     exact = [left.double() @ right.double() for left, right in drawn]

@@ -210,11 +210,16 @@ def preload(*more: str) -> None:
 
 
 def load_for_ranks() -> None:
-    """What every rank loads on its way to the first step."""
+    """What every rank loads on its way to the first step, and finds out of its processor."""
+    import torch
+
     from xtrain.runtime.base.ops import load_ops
+    from xtrain.runtime.loop.bootstrap import set_matmul
 
     load_ops()
     load_components()
+    set_matmul("auto", torch.device("cpu"))
+    torch.set_float32_matmul_precision("highest")
     with Path(__file__).open() as lock:  # where no machine code is kept yet, one process compiles and others read
         fcntl.flock(lock, fcntl.LOCK_EX)
         load_kernels()

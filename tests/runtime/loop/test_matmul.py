@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xtrain.runtime.loop.bootstrap import set_matmul
+from xtrain.runtime.loop.bootstrap import _medium_is_exact, set_matmul
 
 CPU = torch.device("cpu")
 ROUNDS = {
@@ -18,6 +18,7 @@ ROUNDS = {
 def test_medium_is_taken_only_where_it_rounds_nothing(rounds, monkeypatch):
     """On a processor that is made up."""
     in_force, real = ["highest"], torch.Tensor.__matmul__
+    monkeypatch.setattr("xtrain.runtime.loop.bootstrap._medium_is_exact", _medium_is_exact.__wrapped__)
 
     def multiplied(left, right):
         if in_force[-1] == "medium" and left.dtype == torch.float32 and ROUNDS[rounds](left):
