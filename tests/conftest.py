@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # While modules are loaded and tests are collected next to nothing becomes garbage: a fifth of that time.
 gc.disable()
 
+# Threads of several processes would wait for each other's cores; torch reads this when it is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Tests start hundreds of interpreters: without compiled files each would compile the same modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

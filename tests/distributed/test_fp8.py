@@ -56,7 +56,7 @@ MORE = [
     ids=lambda topology: topology.name,
 )
 def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topology):
-    lab.same_as_one_process(evolve(topology.trial("fp64"), steps=2), topology.layout)
+    lab.same_as_one_process(topology.trial("fp64", shallow=True), topology.layout)
 
 
 @pytest.mark.parametrize("topology", [
@@ -64,13 +64,15 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
     pytest.param(Topology(ring=2, shared=TENSOR, accumulate=8, note="scales of a rank"), marks=pytest.mark.matrix),
 ], ids=lambda topology: topology.name)  # fmt: skip
 def test_scales_of_a_rank_alone_are_seen(lab: Laboratory, topology: Topology):
-    trial = evolve(topology.trial("fp64"), steps=2)
+    trial = topology.trial("fp64", shallow=True)
     outcome = lab.run(trial, topology.layout, mutation=Mutation("own_scales"), saves=False)
     assert gaps(outcome, lab.alone(trial)).loss > TOLERANCE["fp64"]
 
 
 def test_it_goes_on_bit_for_bit(lab: Laboratory):
-    trial = evolve(Topology(tp=2, rows=4, shared=(*TENSOR, "precision.fp8.rest=bf16")).trial("fp32"), steps=3)
+    trial = evolve(
+        Topology(tp=2, rows=4, shared=(*TENSOR, "precision.fp8.rest=bf16")).trial("fp32", shallow=True), steps=3
+    )
     lab.resumed(trial, ("parallel.tp=2",), "fp8")
 
 
@@ -78,7 +80,7 @@ def test_microbatches_share_scales_of_tokens_alone(lab: Laboratory):
     """What rowwise_with_gw_hp computes does not depend on how a step is divided; what the others do, does."""
     apart = {}
     for name in ("rowwise_with_gw_hp", "rowwise", "tensorwise"):
-        trial = evolve(Topology(rows=4, shared=recipe(name)).trial("fp64"), steps=2)
+        trial = Topology(rows=4, shared=recipe(name)).trial("fp64", shallow=True)
         apart[name] = gaps(lab.run(trial, ("batch.micro=2",), saves=False), lab.alone(trial)).worst
     assert apart["rowwise_with_gw_hp"] < TOLERANCE["fp64"] < min(apart["rowwise"], apart["tensorwise"])
 

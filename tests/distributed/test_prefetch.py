@@ -44,7 +44,8 @@ def test_a_layout_costs_what_its_plan_says(topology: Topology, tmp_path):
 @pytest.mark.parametrize(("topology", "asked"), [
     (ORDINARY[0], ["layers.0", "layers.1"]),
     (Topology(fsdp=2), []),
-    (Topology(fsdp=4, ep=2, model="moe"), ["layers.0", "layers.0.mlp.experts", "layers.1", "layers.1.mlp.experts"]),
+    pytest.param(Topology(fsdp=4, ep=2, model="moe"),
+        ["layers.0", "layers.0.mlp.experts", "layers.1", "layers.1.mlp.experts"], marks=pytest.mark.matrix),
     (ORDINARY[1], ["layers.0", "layers.0.mlp.experts", "layers.1.mlp.experts"]),
 ], ids=["dense", "dense, late", "experts", "experts, recomputed"])  # fmt: skip
 def test_units_ask_for_the_next_one(topology, asked, tmp_path, monkeypatch):

@@ -135,12 +135,14 @@ def test_axes_with_the_same_ranks_are_one_figure(make_plan):
 
 
 WIDE = ("llama_405b_16k", "llama_8b_64gpu", "qwen3_moe_plan")
+LIKE_OTHERS = ("chat", "curriculum", "sweep_cpu", "distill_teacher_cpu", "grpo_begin_cpu")  # a dense model on one rank
 TRACED = sorted(path.stem for path in SPECS.glob("*.xtrain") if path.stem not in ("serve_cpu", "moe_16k"))
 
 
 @pytest.mark.parametrize(
     ("spec", "ranks"),
-    [*(pytest.param(name, None, marks=pytest.mark.slow if name in WIDE else ()) for name in TRACED), ("moe_cpu", 4)],
+    [*(pytest.param(name, None, marks=pytest.mark.slow if name in WIDE + LIKE_OTHERS else ()) for name in TRACED),
+        pytest.param("moe_cpu", 4, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_a_shipped_spec_agrees_with_its_trace(spec, ranks, monkeypatch):
     monkeypatch.chdir(SPECS.parent)
@@ -152,10 +154,10 @@ def test_a_shipped_spec_agrees_with_its_trace(spec, ranks, monkeypatch):
 
 @pytest.mark.parametrize(("spec", "sets"), [
     ("two_ranks_cpu", ()),  # a tied table, of which autograd adds both gradients first
-    ("two_ranks_cpu", ("parallel.fsdp.sync=step", "batch.rows=8")),
+    pytest.param("two_ranks_cpu", ("parallel.fsdp.sync=step", "batch.rows=8"), marks=pytest.mark.slow),
     ("pipeline_cpu", ()),  # the gradient of what a stage sends is in a buffer
-    ("pipeline_cpu", ("parallel.fsdp=1", "parallel.pp.schedule=gpipe")),
-    ("pipeline_cpu", ("parallel.pp.schedule=interleaved_1f1b",)),
+    pytest.param("pipeline_cpu", ("parallel.fsdp=1", "parallel.pp.schedule=gpipe"), marks=pytest.mark.slow),
+    pytest.param("pipeline_cpu", ("parallel.pp.schedule=interleaved_1f1b",), marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_working_memory_of_small_models_is_as_traced(spec, sets):
     """All that differs are single numbers and what torch rounds up: a few KiB."""

@@ -1,5 +1,6 @@
 """Runs of `benchmarks/gpu_specs.py` in this process, on the device of `second_device.py` or on the CPU, in the folder
-that it is started in: `python second_device_runs.py DEVICE,… NAME…` prints {name: {device: losses}}."""
+that it is started in: `python second_device_runs.py DEVICE,… NAME…` prints {name: {device: losses}}. `sums of both`
+is no run: tensors of a device next to those of the CPU."""
 
 import json
 import sys
@@ -52,7 +53,23 @@ def losses(name: str, device: torch.device) -> list[float]:
     return [record["loss"] for record in records if "loss" in record]
 
 
+def sums_of_both(there: torch.device) -> list[float]:
+    """The sum of three ones of a device and as many of the CPU, where each is moved; an error if one is not."""
+    ones = torch.ones(3, device=there)
+    for mixed in (lambda: ones + torch.ones(3), lambda: torch.cat([ones, torch.ones(2)]), lambda: ones.numpy()):
+        try:
+            mixed()
+        except (RuntimeError, TypeError):
+            continue
+        raise AssertionError("nothing was said")
+    return [(ones.cpu() + ones.tolist()[0]).sum().item(), ones.sum().item()]
+
+
+def found_on(name: str, device: torch.device) -> list[float]:
+    return sums_of_both(device) if name == "sums of both" else losses(name, device)
+
+
 if __name__ == "__main__":
     register()
     devices = [torch.device(each) for each in sys.argv[1].split(",")]
-    print(json.dumps({name: {one.type: losses(name, one) for one in devices} for name in sys.argv[2:]}))
+    print(json.dumps({name: {one.type: found_on(name, one) for one in devices} for name in sys.argv[2:]}))
