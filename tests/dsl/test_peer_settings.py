@@ -180,13 +180,13 @@ def test_an_uncertain_setting_has_a_hint_and_no_fix(block, body, words):
     assert any(words in (each.hint or "") for each in found_in(spec(block, body)))
 
 
-@pytest.mark.parametrize("word", [word for word, synonym in SYNONYMS.items() if not synonym.convert and synonym.hint])
-def test_an_ambiguous_name_is_never_renamed(word):
+@pytest.mark.parametrize("block", [*EMPTY, *HEADS, "parallel", "precision", "checkpoint", "rollout"])
+def test_an_ambiguous_name_is_never_renamed(block):
     """In no block, and not to a name that is spelled nearly the same."""
-    blocks = [*EMPTY, *HEADS, "parallel", "precision", "checkpoint", "rollout"]
-    assert all(not each.fix or not each.fix.span.text.startswith(word) for block in blocks for each in found_in(
-        spec(block, f"{word} = 1"),
-    ) if each.code in ("X201", "X203"))  # fmt: skip
+    words = [word for word, synonym in SYNONYMS.items() if not synonym.convert and synonym.hint]
+    found = [each for each in found_in(spec(block, "\n".join(f"{word} = 1" for word in words))) if each.code == "X203"]
+    assert len(found) >= len(words) - 2  # a block has some of these settings
+    assert all(not each.fix or not each.fix.span.text.startswith(tuple(words)) for each in found)
 
 
 def test_a_converted_value_follows_the_learning_rate_of_the_spec():

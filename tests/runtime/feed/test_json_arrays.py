@@ -14,7 +14,7 @@ from xtrain.runtime.feed.sources import files as json_arrays
 from xtrain.runtime.feed.sources import files as opening
 from xtrain.runtime.feed.sources.source import open_source
 
-RECORDS = [{"text": f'é "[{index}]" ,{{\n 😀', "more": {"x": [1, -2.5e3, None, True]}} for index in range(40)]
+RECORDS = [{"text": f'é "[{index}]" ,{{\n 😀', "more": {"x": [1, -2.5e3, None, True]}} for index in range(12)]
 
 
 def read(path: Path) -> list[SourceRecord | BadRecord]:
