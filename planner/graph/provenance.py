@@ -1,17 +1,16 @@
 """Provenance of every value of a plan: text, `let`, `param`, `--set`, a default, or a derivation with its reason."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from attrs import evolve
 
-from xtrain.dsl.schema.actions import Action
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.adapters import TaskAdapters
-from xtrain.dsl.schema.blocks import is_block, is_of_servers, label_of
-from xtrain.dsl.schema.component import Component
-from xtrain.dsl.schema.data import Dataset
+from xtrain.dsl.schema.data import Dataset, Mixture
 from xtrain.dsl.schema.data_components import row_link
-from xtrain.dsl.schema.setting import Auto, is_unspoken, settings_of
+from xtrain.dsl.schema.model import Model
+from xtrain.dsl.schema.setting import Auto, is_unspoken, open_setting, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.data import reads, resolve_chain
@@ -21,134 +20,72 @@ from xtrain.plan.views import spell
 from xtrain.planner.graph.timeline import Schedule, alert_reasons
 from xtrain.text.units import bytes_text, plural
 
-AXIS_BLOCKS = ("tp", "ep", "fsdp", "pp", "cp")
+# Settings of a dataset that do not describe its records.
+_OF_ANY_RECORDS: Final = ("source", "holdout", "oversized", "bad_records")
 
 
 def settings_provenance(spec: Spec) -> list[Provenance]:
     """Return an entry for every setting of this spec, by dotted path, in the order of the schema."""
-    values = setting_values(spec) if spec.serve is None else _values_of_server(spec)
-    return [_entry(spec, path, value) for path, value in values]
-
-
-def _values_of_server(spec: Spec) -> Iterator[tuple[str, Any]]:
-    yield from (
-        (path, value) for path, value in setting_values(spec) if path == "experiment.name" or is_of_servers(path)
-    )
-    yield from _block("serve", spec.serve)
+    return [_entry(spec, path, value) for path, value in setting_values(spec)]
 
 
 def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted path, value) of every setting that the chosen family or kind has."""
-    yield "experiment.name", spec.experiment.name
-    yield from _block("experiment", spec.experiment)
-    yield "model.family", spec.model.family
-    if spec.model.folder is not None:
-        yield "model.folder", str(spec.model.folder)
-    yield from _block("model", spec.model, spec.model.family)
-    if spec.adapter is not None:
-        yield "adapter.kind", spec.adapter.kind
-        yield from _block("adapter", spec.adapter)
-    for task in spec.tasks.values():
-        yield from _block(f"task.{task.name}", task)
-    yield "tokenizer", spec.tokenizer.source
-    for dataset in spec.datasets.values():
-        yield from _dataset(dataset)
-    for name, weight in spec.mixture.weights.items():
-        yield f"mixture.{name}", weight
-    if spec.mixture.weights:
-        yield from _block("mixture", spec.mixture)
-    for phase in spec.phases.values():
-        yield from _block(f"phase.{phase.name}", phase)
-    yield from _block("batch", spec.batch)
+    """Yield (dotted path, value) of every label and setting that the blocks of a spec have with these labels."""
+    serves = spec.serve is not None
+    for kind, without in blocks.blocks_of(serves=serves).items():
+        if kind in blocks.NAMED:
+            for name, block in getattr(spec, blocks.NAMED[kind]).items():
+                yield from _block(f"{kind}.{name}", block, named=True)
+        elif kind == "tokenizer":
+            yield kind, spec.tokenizer.source
+        elif kind != "sweep" and getattr(spec, kind) not in (None, Mixture()):  # a plan is of one trial
+            yield from _block(kind, getattr(spec, kind), without)
+    if serves:
+        return
     yield "collate", spec.collate
-    for name, block in (("loss", spec.loss), ("optimizer", spec.optimizer), ("scheduler", spec.scheduler)):
-        yield f"{name}.kind", block.kind
-        yield from _block(name, block, block.kind)
-    for group in spec.groups.values():
-        yield from _block(f"group.{group.name}", group)
-    if spec.ema is not None:
-        yield from _block("ema", spec.ema)
-    yield from _block("precision", spec.precision)
-    yield "parallel.stack", spec.parallel.stack
-    for axis in AXIS_BLOCKS:
-        block = getattr(spec.parallel, axis)
-        yield f"parallel.{axis}.size", block.size
-        yield from _block(f"parallel.{axis}", block)
-    for name, block in spec.parallel.of_stacks().items():
-        yield from _block(f"parallel.{name}", block, silent=name != spec.parallel.stack)
-    yield "activation.mode", spec.activation.mode
-    yield from _block("activation", spec.activation)
-    yield from _block("compile", spec.compile)
-    for name, body in (("step", spec.step), ("evaluation_step", spec.evaluation_step)):
-        if body is not None:
-            yield f"{name}.name", body.name
-            yield from _block(name, body)
-    for hook in spec.hooks.values():
-        yield from _block(f"hook.{hook.name}", hook)
     for number, tick in enumerate(spec.ticks):
         yield f"every.{number}.every", tick.every
-        yield from _actions(f"every.{number}", tick.actions)
+        for place, action in enumerate(tick.actions):
+            yield from _block(f"every.{number}.actions.{place}", action)
     for number, event in enumerate(spec.events):
         yield f"on.{number}.event", event.event
         if event.event == "nan":
             yield f"on.{number}.count", event.count
-        yield from _actions(f"on.{number}", event.actions)
-    yield from _block("checkpoint", spec.checkpoint)
-    yield from _block("fault_tolerance", spec.fault_tolerance)
-    yield from _block("alerts", spec.alerts)
-    yield from _block("log", spec.log)
-    yield from _block("workspace", spec.workspace)
-    yield from _block("launch", spec.launch)
-    yield "cluster.preset", spec.cluster.preset
-    yield from _block("cluster", spec.cluster)
-    if spec.launcher is not None:
-        yield "launcher.kind", spec.launcher.kind
-        yield from _block("launcher", spec.launcher, spec.launcher.kind)
-
-
-def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]]:
-    for number, action in enumerate(actions):
-        if (label := label_of(type(action))) is not None:
-            value = getattr(action, label.name)
-            yield f"{path}.actions.{number}.{label.name}", value
-        yield from _block(f"{path}.actions.{number}", action)
-
-
-def _dataset(dataset: Dataset) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a dataset that apply to its form of records."""
-    form = reads(dataset)["form"]
-    turns = ("messages", "prompt", "response", "train_on", "template", "template_arguments", "lost")
-    names = {
-        "text": turns,
-        "chat": ("text", "prompt", "response"),
-        "choices": ("text", *turns, "oversized"),
-        "preference": ("text", "messages", "response", "train_on"),
-        "tokens": ("text", *turns),
-    }
-    left_out = names.get(form, ("text", "messages"))
-    if form != "choices":
-        left_out += ("choices", "question", "answer")
-    for path, value in _block(f"dataset.{dataset.name}", dataset):
-        if path.rpartition(".")[2] not in left_out:
-            yield path, value
+        for place, action in enumerate(event.actions):
+            yield from _block(f"on.{number}.actions.{place}", action)
 
 
 def _block(
-    path: str, block: Any, label: str = "", without: tuple[str, ...] = (), *, silent: bool = True
+    path: str, block: Any, without: tuple[str, ...] = (), *, named: bool = False, spoken: bool = False
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a block. silent: omit values that plans do not show."""
-    for name, (attribute, setting) in settings_of(type(block)).items():
-        if setting.only and label not in setting.only:
-            continue
+    """Yield the label and the settings of a block. named: the path has its label. spoken: include values that plans do
+    not show."""
+    if (label := blocks.label_of(type(block))) is not None and not named:
+        yield f"{path}.{label.name}", getattr(block, label.name)
+    if isinstance(block, Model) and block.folder is not None:
+        yield f"{path}.folder", str(block.folder)
+    if (free := open_setting(type(block))) is not None:
+        yield from ((f"{path}.{name}", value) for name, value in getattr(block, free[0].name).items())
+    unread = _unread(block) if isinstance(block, Dataset) else ()
+    settings = settings_of(type(block))
+    components = {getattr(block, attribute.name) for attribute, setting in settings.values() if setting.registry}
+    for name, (attribute, setting) in settings.items():
         value = getattr(block, attribute.name)
-        if name in without or (silent and is_unspoken(attribute, setting, value)):
+        if name in without or (setting.only and label is not None and getattr(block, label.name) not in setting.only):
             continue
-        if is_block(attribute.type):
-            if (chosen := label_of(attribute.type)) is not None and isinstance(value, Component):
-                yield f"{path}.{name}.{chosen.name}", getattr(value, chosen.name)
-            yield from _block(f"{path}.{name}", value, without=setting.without)
+        if name in unread or (not spoken and is_unspoken(attribute, setting, value)):
+            continue
+        if blocks.is_block(attribute.type):
+            yield from _block(f"{path}.{name}", value, setting.without, spoken=name in components)
         else:
             yield f"{path}.{name}", value
+
+
+def _unread(dataset: Dataset) -> tuple[str, ...]:
+    """Return the settings of a dataset that its form of records does not have."""
+    form = reads(dataset)
+    kept = {*form, *_OF_ANY_RECORDS} - ({"oversized"} if form["form"] == "choices" else set[str]())
+    return tuple(name for name in settings_of(Dataset) if name not in kept)
 
 
 def _entry(spec: Spec, path: str, value: Any) -> Provenance:
@@ -197,7 +134,7 @@ def derived_provenance(resolved: Resolved, shape_reasons: dict[str, str], schedu
     chosen |= _parallel_choices(resolved) | alert_reasons(spec) | _cut_conversations(spec)
     found = []
     for path, (value, how) in chosen.items():
-        if spec.serve is not None and not (path == "world_size" or is_of_servers(path)):
+        if spec.serve is not None and not (path == "world_size" or blocks.is_of_servers(path)):
             continue
         found.append(Provenance(path=path, value=spell(value), origin="derived", how=how))
     for path, (value, how) in schedule.reasons.items():

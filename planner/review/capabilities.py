@@ -16,14 +16,13 @@ from xtrain.dsl.schema.actions import ACTIONS, saving
 from xtrain.dsl.schema.component import Registry, members_of, registry_of
 from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.dsl.schema.losses import LOSSES
-from xtrain.dsl.schema.parallel import STACKS
+from xtrain.dsl.schema.parallel import STACKS, Parallel
 from xtrain.dsl.schema.policy import PolicyLoss
 from xtrain.dsl.schema.precision import Precision
 from xtrain.dsl.schema.run import Tracker
 from xtrain.dsl.schema.setting import Role, Setting, settings_of, spelled
 from xtrain.dsl.spec import Spec
 from xtrain.planner.data.training import rows_of_prompts
-from xtrain.planner.graph.provenance import AXIS_BLOCKS
 from xtrain.planner.rules.validate import check_spec
 
 YES: Final = "yes"
@@ -126,7 +125,7 @@ def _columns() -> Iterator[_SpecChange]:
     yield _SpecChange("alone", lambda spec: spec, 1)
     for stack in (stack for stack in STACKS if STACKS[stack] is not STACKS.default):
         yield _SpecChange(stack, lambda spec, stack=stack: evolve(spec, parallel=evolve(spec.parallel, stack=stack)), 2)
-    for axis in AXIS_BLOCKS:
+    for axis in (name for name, block in blocks.nested(Parallel).items() if blocks.label_of(block) is not None):
         yield _SpecChange(axis, lambda spec, axis=axis: _with_axis(spec, axis), 2)
     for params in _others(Precision, "params"):
         yield _SpecChange(params, lambda spec, params=params: _with_formats(spec, params=params), 1)

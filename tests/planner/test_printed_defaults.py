@@ -6,6 +6,7 @@ import pytest
 
 from xtrain.dsl.load import load_spec
 from xtrain.plan.views import spell
+from xtrain.planner.graph.provenance import settings_provenance
 from xtrain.planner.load import plan_from_path
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,14 @@ def test_settings_that_are_written_as_they_are_printed_change_nothing(specs, nam
     values = {each.path: each.value for each in plan.provenance}
     assert {each.path: each.value for each in again.provenance} == values
     assert again.id == plan.id
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "specs").glob("*.xtrain")), ids=lambda path: path.stem)
+def test_every_written_block_has_its_values_in_the_plan(path):
+    spec = load_spec(path).require()
+    written = {path.partition(".")[0] for path, origin in spec.origins.items() if origin.span is not None}
+    found = {entry.path.partition(".")[0] for entry in settings_provenance(spec) if entry.origin != "default"}
+    assert written - {"sweep"} == found  # a plan is of one trial
 
 
 @pytest.mark.parametrize("name", [*SPECS, *OPTIMIZERS, "talks"])
