@@ -35,7 +35,7 @@ WITH_COMMANDS = (
         f"{RANKS}/test_{name}.py"
         for name in (
             "survival", "ways_in", "restarts", "epochs", "started", "stopped_commands", "crash_campaign", "full_disks",
-            "data_parallel",
+            "data_parallel", "moved",
         )
     ),
     "tests/components/test_lr_sweep.py",
@@ -57,10 +57,18 @@ WITH_TRANSFORMERS = (
     *(f"tests/runtime/sampling/test_{name}.py" for name in ("generation", "scorer", "teaching")),
     "tests/runtime/nn/test_rope.py",
 )
+# They fork a few ranks for a function: one process loads what these need (`ranks`).
+FEW_RANKS = "tests (few ranks)"
+WITH_FEW_RANKS = (
+    "tests/client/test_examples.py",
+    *(f"tests/server/engine/test_{name}.py" for name in ("training", "sampling", "extremes")),
+    *(f"tests/runtime/nn/test_{name}.py" for name in ("experts", "loss", "loss_terms", "ring", "token_statistics")),
+    "tests/runtime/feed/test_feed.py",
+    "tests/runtime/loop/test_dataset_losses.py",
+    "tests/runtime/store/test_save_planner.py",
+)
 # The longest first, so that no process is left alone with one of them at the end.
 LONG = (
-    "tests/server/engine/test_training.py",
-    "tests/server/engine/test_sampling.py",
     "tests/components/test_families.py",
     "tests/runtime/inspect/test_trace.py",
     "tests/planner/test_every_setting.py",
@@ -72,7 +80,7 @@ LONG = (
     "tests/planner/test_alternatives.py",
     "tests/runtime/store/test_layout.py",
 )
-FIRST = (RANKS, COMMANDS, TRANSFORMERS, "tests/test_quickstart.py", *LONG)
+FIRST = (RANKS, COMMANDS, TRANSFORMERS, FEW_RANKS, "tests/test_quickstart.py", *LONG)
 # Behind these: tests that wait for processes and timers, while others compute; those that only compute are the last.
 WAITING = ("tests/tui/", "tests/server/", "tests/client/", "tests/cli/", "tests/runtime/")
 
@@ -202,6 +210,8 @@ def _group(nodeid: str) -> str:
         return COMMANDS
     if file in WITH_TRANSFORMERS:
         return TRANSFORMERS
+    if file in WITH_FEW_RANKS:
+        return FEW_RANKS
     return RANKS if file.startswith(f"{RANKS}/") or file in WITH_RANKS else file
 
 
