@@ -27,44 +27,45 @@ class Eval(PlannedAction):
     hooked = "evaluation"
     metrics: ClassVar = {
         "eval/NAME/loss": (
-            "loss on the held-out part of dataset NAME, of questions on the right choices, after this step; of a model "
-            "that gives rewards what is minimised",
+            "loss on the held-out part of dataset NAME after this step: the cross-entropy, for questions the "
+            "cross-entropy of the correct choices, for a reward model the minimized loss",
             "nats a token",
         ),
         "eval/NAME/objective": (
-            "what is minimised, on the same, of a dataset that has what the loss reads; only where that is not the "
-            "cross-entropy",
+            "minimized loss on the same rows, for a dataset with the columns that the loss reads; only if it is not "
+            "the cross-entropy",
             "",
         ),
-        "eval/NAME/METRIC": ("the [metrics of the loss](losses.md#what-is-measured), on the same", ""),
+        "eval/NAME/METRIC": ("[metrics of the loss](losses.md#what-is-measured) on the same rows", ""),
         "eval/NAME/reward": (
-            "with `answers`: mean reward of a completion of each prompt that dataset NAME holds out; where rewards are "
-            "1 for a right answer and 0 for any other the share of right answers",
+            "with `answers`: mean reward of one completion of each held-out prompt of dataset NAME; with rewards of 1 "
+            "for a correct answer and 0 otherwise, the share of correct answers",
             "",
         ),
         "eval/NAME/bits_per_byte": (
-            "cross-entropy of its text for each byte of that ([evaluation.md](evaluation.md#bits-per-byte))",
+            "cross-entropy per byte of the text ([evaluation.md](evaluation.md#bits-per-byte))",
             "bits a byte",
         ),
         "eval/NAME/acc": (
-            "of a dataset of questions: how many get the right choice as the likeliest "
+            "share of questions whose correct choice has the highest log-likelihood "
             "([evaluation.md](evaluation.md#questions-with-choices))",
             "share, 0 to 1",
         ),
-        "eval/NAME/acc_norm": ("the same with log-likelihoods for each character of a choice", "share, 0 to 1"),
-        "eval/NAME/acc_bytes": ("the same with log-likelihoods for each byte of a choice", "share, 0 to 1"),
+        "eval/NAME/acc_norm": ("the same with log-likelihoods per character of a choice", "share, 0 to 1"),
+        "eval/NAME/acc_bytes": ("the same with log-likelihoods per byte of a choice", "share, 0 to 1"),
     }
 
     dataset: str
     batches: int | Auto | None = setting(
-        "batches to evaluate, each of the rows of a step; auto: steps // 20, at least 1; none: the whole hold-out",
+        "number of batches to evaluate, each with as many rows as a step; auto: steps // 20, at least 1; none: all "
+        "held-out rows",
         default=AUTO,
         check=at_least(1),
         role=Role.CADENCE,
     )
     answers: Literal["none", "greedy", "sampled"] = setting(
-        "in a run with rollouts: the mean reward of a completion of each held-out prompt is measured too; greedy: of "
-        "the likeliest tokens; sampled: drawn as rollouts are; none: not",
+        "in a run with rollouts, also measure the mean reward of one completion of each held-out prompt; greedy: the "
+        "most probable tokens; sampled: with the settings of `rollout`; none: no completions",
         default="none",
         role=Role.CADENCE,
         added=True,
@@ -136,7 +137,7 @@ class Eval(PlannedAction):
     def idle(self, spec: Spec, ranks: int) -> dict[str, tuple[str, str]]:
         dataset, found = spec.datasets.get(self.dataset), {}
         if self.answers != "none" and spec.rollout is None:
-            found["answers"] = ("there is no `rollout`, which says how answers are sampled", "leave it out")
+            found["answers"] = ("there is no `rollout`, whose settings are used to sample answers", "leave it out")
         if dataset is not None and dataset.choices is not None:
             found["batches"] = ("all questions are evaluated", "leave it out")
         return found

@@ -41,12 +41,13 @@ class ExportAction(PlannedAction):
         example='"models/step-{step}"',
     )
     dtype: Literal["auto", "bf16", "fp16", "fp32", "fp64"] = setting(
-        "number format; auto: of a model from a folder the one that each tensor has there, else that of the parameters",
+        "number format; auto: for a model from a folder, the format of each tensor there, else the format of the "
+        "parameters",
         default="auto",
         role=Role.CADENCE,
     )
     shard_size: Quantity = setting(
-        "most weights in a file; several files have an index",
+        "maximum size of a file; several files have an index",
         default=Quantity(5 * 2**30, "bytes"),
         units=("bytes",),
         check=at_least(1),
@@ -54,20 +55,20 @@ class ExportAction(PlannedAction):
     )
 
     dequantise: bool = setting(
-        "write matrices that `precision { base }` stores in codes, with the values of the codes",
+        "dequantize the matrices that `precision { base }` stores in codes",
         default=False,
         role=Role.CADENCE,
         added=True,
     )
     adapter: bool = setting(
-        "of a run with an adapter, that alone, as PEFT reads it",
+        "write only the adapter, in the format of PEFT",
         default=False,
         role=Role.CADENCE,
         added=True,
     )
 
     task: str | None = setting(
-        "with `adapter`, of a run with tasks: whose adapter",
+        "with `adapter` in a run with tasks: task whose adapter is written",
         default=None,
         role=Role.CADENCE,
         added=True,
@@ -114,7 +115,7 @@ class ExportAction(PlannedAction):
             own = "an adapter is written by itself"
             return {"shard_size": (f"{own}, into one file", "remove it"), "dequantise": (own, "remove it")}
         if self.dequantise and not spec.precision.base.stores:
-            return {"dequantise": ("no matrix is stored in codes", "remove it")}
+            return {"dequantise": ("no matrix is quantized", "remove it")}
         if self.task is not None and not self.adapter:
             return {"task": ("the model itself is written", "remove it, or write `adapter = true`")}
         return {}
@@ -129,7 +130,7 @@ class ExportAction(PlannedAction):
             return {"": ("X525", *problem)}
         if base.stores and not self.dequantise and not self.adapter:
             message = f"matrices are stored as {base.words()}, and transformers reads no such folder"
-            return {"": ("X525", message, "write `dequantise = true` to have the values of the codes written")}
+            return {"": ("X525", message, "write `dequantise = true` to export dequantized values")}
         if event or STEP in self.to:
             return {}
         hint = f'to = "{self.to.rstrip("/")}-{STEP}"'

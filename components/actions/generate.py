@@ -45,12 +45,17 @@ class Generate(PlannedAction):
     prompts: tuple[str, ...] = setting(
         "texts to continue; special tokens may be written by name", role=Role.CADENCE, example='["def "]'
     )
-    tokens: int = setting("tokens to add to each prompt at most", default=64, check=at_least(1), role=Role.CADENCE)
+    tokens: int = setting(
+        "maximum number of tokens to add to each prompt", default=64, check=at_least(1), role=Role.CADENCE
+    )
     temperature: float = setting(
-        "sampling temperature; 0 takes the most likely token", default=0.8, check=not_negative, role=Role.CADENCE
+        "sampling temperature; 0: always take the most probable token",
+        default=0.8,
+        check=not_negative,
+        role=Role.CADENCE,
     )
     top_k: int | None = setting(
-        "sample from so many of the most likely tokens; none: from all",
+        "sample from this many most probable tokens; none: from all",
         default=None,
         check=at_least(1),
         role=Role.CADENCE,
@@ -64,21 +69,21 @@ class Generate(PlannedAction):
         role=Role.CADENCE,
     )
     min_p: float = setting(
-        "sample from tokens that have at least this share of the probability of the most likely one; 0: from all",
+        "sample only tokens with at least this share of the highest probability; 0: from all",
         default=0.0,
         check=between(0, 1),
         role=Role.CADENCE,
         added=True,
     )
     seed: int | Auto = setting(
-        "of the draws of each prompt, whatever others there are; auto: that of the experiment",
+        "seed of sampling; a prompt is sampled alike whatever the other prompts are; auto: the experiment's seed",
         default=AUTO,
         check=seed_range,
         role=Role.CADENCE,
         added=True,
     )
     stop: tuple[str, ...] = setting(
-        "texts that end what is added, without being part of it; special tokens may be written by name",
+        "texts that end a completion, without being part of it; special tokens may be written by name",
         default=(),
         check=some_text,
         role=Role.CADENCE,
@@ -86,20 +91,18 @@ class Generate(PlannedAction):
         added=True,
     )
     chat: str | Auto | None = setting(
-        "prompts are what a user says, written out by this chat template: `chatml`, `llama3`, `plain`, or the path of "
-        "a Jinja template; auto: that of the conversations trained on, else that of the tokenizer; none: prompts are "
-        "continued as they are",
+        "format prompts as user messages by this chat template: `chatml`, `llama3`, `plain`, or the path of a Jinja "
+        "template; auto: the template of the conversations trained on, else the tokenizer's template; none: continue "
+        "prompts as plain text",
         default=None,
         check=file_path,
         role=Role.CADENCE,
         example='"chatml"',
         added=True,
     )
-    system: str = setting(
-        'with `chat`, what the system says before the user; "": nothing', default="", role=Role.CADENCE, added=True
-    )
+    system: str = setting('with `chat`: system message; "": none', default="", role=Role.CADENCE, added=True)
     task: str | None = setting(
-        "of a run with tasks: whose adapter writes them", default=None, role=Role.CADENCE, added=True, example='"sql"'
+        "in a run with tasks: task whose adapter is used", default=None, role=Role.CADENCE, added=True, example='"sql"'
     )
 
     def faults(self, event: str, arch: Architecture, base: Base) -> dict[str, tuple[str, str, str]]:
@@ -165,9 +168,9 @@ class Generate(PlannedAction):
     def idle(self, spec: Spec, ranks: int) -> dict[str, tuple[str, str]]:
         found: dict[str, tuple[str, str]] = {}
         if not self.temperature:
-            why = "at temperature 0 the most likely token is always chosen"
+            why = "at temperature 0 the most probable token is always chosen"
             hint = "leave it out, or raise the temperature"
             found |= dict.fromkeys(("top_k", "top_p", "min_p", "seed"), (why, hint))
         if self.chat is None:
-            found["system"] = ("prompts are continued as they are", "leave it out, or set `chat`")
+            found["system"] = ("prompts are continued as plain text", "leave it out, or set `chat`")
         return found

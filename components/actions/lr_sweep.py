@@ -50,11 +50,9 @@ class LrSweep(PlannedAction):
     ends_at_bad = True
 
     times: float = setting(
-        "the run stops when the smoothed loss is above so many times its least value", default=4.0, check=at_least(1)
+        "stop the run when the smoothed loss is above this many times its minimum", default=4.0, check=at_least(1)
     )
-    smoothing: float = setting(
-        "what the running average of the loss keeps of itself in a step", default=0.9, check=proper_fraction
-    )
+    smoothing: float = setting("decay of the running average of the loss per step", default=0.9, check=proper_fraction)
 
     def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         does = (

@@ -31,7 +31,7 @@ def sweep(feed: Feed, rank: Rank, records: Records, progress: Progress, times: f
         # Policy losses can be negative.
         diverged = not finite or average.value - least > (times - 1) * abs(least)
         if diverged:
-            what = f"above {times:g} times its least, {least:.4g}" if finite else "or its gradient norm is not finite"
+            what = f"above {times:g} times its minimum, {least:.4g}" if finite else "or its gradient norm is not finite"
             step.stop = f"the loss diverges: it is {what}"
         if rank.is_first and (diverged or progress.step == feed.steps):
             _write(records, progress.step, points, smoothing, diverged)

@@ -21,7 +21,7 @@ Measured = Literal["parameters", "gradients", "updates"]
 WHOLE: Final = "model"
 MEANING: Final = (
     "L2 norm of {} of GROUP: `layers.0`, `embed_tokens` by layer, `layers.0.mlp` by module, the name of a parameter, "
-    "or `model`, all together; only in steps with `norms`"
+    "or `model` for all together; only in steps with `norms`"
 )
 
 
@@ -42,13 +42,16 @@ class Norms(PlannedAction):
     metrics: ClassVar = {
         "param_norm/GROUP": (MEANING.format("the parameters"), ""),
         "grad_norm/GROUP": (MEANING.format("the gradients, before clipping,"), ""),
-        "update_norm/GROUP": (MEANING.format("what the optimizer has added to the parameters"), ""),
+        "update_norm/GROUP": (MEANING.format("the update of the parameters by the optimizer"), ""),
     }
 
-    by: Group = setting("what a norm is of: a layer, a module of it, a parameter, or the whole model", default="layer",
-                        role=Role.CADENCE)  # fmt: skip
+    by: Group = setting(
+        "unit of a norm: a layer, a module of a layer, a parameter, or the whole model",
+        default="layer",
+        role=Role.CADENCE,
+    )
     of: tuple[Measured, ...] = setting(
-        "what is measured; updates need memory for a copy of the parameters",
+        "quantities to measure; updates need memory for a copy of the parameters",
         default=("parameters", "gradients", "updates"),
         role=Role.CADENCE,
     )

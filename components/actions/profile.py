@@ -25,13 +25,13 @@ class ProfileAction(PlannedAction):
     writes_beside = True
 
     wait: int = setting(
-        "steps to wait first, so that other actions of the same tick are over",
+        "steps to skip first, so that other actions of the same tick have finished",
         default=1,
         check=not_negative,
         role=Role.CADENCE,
     )
     warmup: int = setting(
-        "steps that are profiled and discarded after that, as a profiler is slow at first",
+        "steps profiled and discarded after that, because the profiler is slow at first",
         default=1,
         check=not_negative,
         role=Role.CADENCE,

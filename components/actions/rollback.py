@@ -27,7 +27,7 @@ class Rollback(PlannedAction):
     goes_back = True
 
     times: int = setting(
-        "rollbacks in a run, after which the run fails",
+        "maximum number of rollbacks of a run, after which the run fails",
         default=3,
         check=at_least(1),
         role=Role.EXECUTION,

@@ -50,7 +50,7 @@ class Lora(PlannedAdapter):
     """
 
     kind: str = named("lora")
-    rank: int = setting("rows of A and columns of B", default=16, check=at_least(1))
+    rank: int = setting("rank: number of rows of A and columns of B", default=16, check=at_least(1))
     alpha: float | Auto = setting(
         "s is alpha / rank, or alpha / √rank where scaling is rslora; auto: the rank",
         default=AUTO,
@@ -58,47 +58,45 @@ class Lora(PlannedAdapter):
         example="32",
     )
     scaling: Literal["standard", "rslora"] = setting(
-        "what alpha is divided by. standard: the rank; rslora: its square root (arXiv 2312.03732)", default="standard"
+        "divisor of alpha. standard: the rank; rslora: its square root (arXiv 2312.03732)", default="standard"
     )
     targets: tuple[str, ...] = setting(
-        "matrices that have one, by parts of their names in the plan: `*` is any text inside a part, `0-3` the numbers "
-        "0 to 3; all_linear: all matrices of attention and feed-forward layers. Those of routed experts have one only "
-        "where `experts` is among the parts, and the head where `lm_head` is a target",
+        "matrices with an adapter, by parts of their names in the plan: `*` is any text inside a part, `0-3` the "
+        "numbers 0 to 3; all_linear: all matrices of attention and feed-forward layers. Matrices of routed experts "
+        "are included only if `experts` is among the parts, and the head only if `lm_head` is a target",
         default=(ALL_LINEAR,),
         example='["q_proj", "v_proj", "mlp.experts"]',
     )
     layers: tuple[str, ...] = setting(
-        "blocks whose matrices have one: `0-3` is the numbers 0 to 3; none are named: all",
+        "blocks whose matrices have an adapter: `0-3` is the numbers 0 to 3; empty: all blocks",
         default=(),
         example='["16-31"]',
     )
     ranks: dict[str, int] = setting(
-        "other ranks, by names of matrices as in `targets`; the first that means a matrix holds for it",
+        "ranks of other matrices, by names as in `targets`; the first name that matches a matrix applies",
         default={},
         check=at_least(1),
         example='{ v_proj: 8, "layers.0-3.mlp": 32 }',
     )
     alphas: dict[str, float] = setting(
-        "other values of alpha, in the same way", default={}, check=positive, example="{ v_proj: 16 }"
+        "values of alpha of other matrices, in the same way", default={}, check=positive, example="{ v_proj: 16 }"
     )
     init: Literal["default", "gaussian", "orthogonal", "pissa"] = setting(
-        "first values. default: of A uniform within ± 1 / √inputs, B is zero; gaussian: of A normal with deviation 1 / "
-        "rank, B is zero; orthogonal: neither is zero, and their product is, each being made of one half of a random "
-        "basis; pissa: s · B · A is the largest part of W of this rank, by its singular values, and W is the rest from "
-        "there on (arXiv 2404.02948)",
+        "initial values. default: A uniform within ± 1 / √inputs, B zero; gaussian: A normal with standard deviation "
+        "1 / rank, B zero; orthogonal: A and B from the two halves of a random basis, so that their product is zero; "
+        "pissa: s · B · A is the part of W with the largest singular values, and W becomes the rest (arXiv 2404.02948)",
         default="default",
     )
     dropout: float = setting(
-        "share of what goes into A that is dropped in training, while the rest is divided by what stays; W takes all "
-        "of it, and with dora its product of what stays as well",
+        "dropout of the inputs of A in training; W gets the inputs without dropout, and with dora also after dropout",
         default=0.0,
         check=Range(low=0, below=1),
         added=True,
         example="0.05",
     )
     dora: bool = setting(
-        "the rows of W + s · B · A are brought to magnitudes that are trained as well, and are the norms of the rows "
-        "of W at first (Liu et al. 2024, arXiv 2402.09353)",
+        "scale the rows of W + s · B · A to trained magnitudes, which start as the norms of the rows of W (Liu et al. "
+        "2024, arXiv 2402.09353)",
         default=False,
         added=True,
     )
@@ -192,7 +190,9 @@ class Lora(PlannedAdapter):
         if matrix.rank != said:
             rows = f"lora_A of {module} has {plural(matrix.rank, 'row')}"
             message = f"{rows}, and `{key}` in {folder.place(key)} says {json.dumps(said)}"
-            raise PeftUnreadable("X522", message, "copy both files of the folder again: they are not of one adapter")
+            raise PeftUnreadable(
+                "X522", message, "copy both files of the folder again: they belong to different adapters"
+            )
 
     @staticmethod
     def _alpha(folder: PeftFolder, matrix: PeftMatrix) -> float:
@@ -226,7 +226,7 @@ class Lora(PlannedAdapter):
                 return f"layers.{number}", message, "name existing blocks"
         matrices = [(layer, matrix) for layer, matrix in all_matrices(arch) if self._means(layer, matrix)]
         if not matrices:
-            return "layers", "no matrix that targets name is in these blocks", "name others, or leave layers out"
+            return "layers", "no matrix of `targets` is in these blocks", "name others, or leave layers out"
         if any(layer is None for layer, _ in matrices) and (unfit := self._unfit_for_head()) is not None:
             return unfit
         wide = [
@@ -241,13 +241,13 @@ class Lora(PlannedAdapter):
             return "init", f"{message} takes more", f"use rank {most} or less, or another init"
         odd = [rank for rank in (self.rank, *self.ranks.values()) if rank % 2]
         if self.init == "orthogonal" and odd:
-            message = f"A and B have half a basis each where init is orthogonal, and rank {odd[0]} is odd"
+            message = f"init orthogonal gives A and B half a basis each, and rank {odd[0]} is odd"
             return "init", message, f"use rank {odd[0] + 1}, or another init"
         for own, patterns in (("ranks", self.ranks), ("alphas", self.alphas)):
             for name in patterns:
                 if not any(is_target(name, layer, matrix) for layer, matrix in matrices):
-                    message = f"no matrix with an adapter is meant by `{name}`"
-                    return f"{own}.{name}.name", message, "name matrices as targets do"
+                    message = f"`{name}` matches no matrix with an adapter"
+                    return f"{own}.{name}.name", message, "write a name as in `targets`"
         return None
 
     def _unfit_for_head(self) -> tuple[str, str, str] | None:
@@ -274,21 +274,21 @@ class Lora(PlannedAdapter):
 
     def unfit_for_folder(self) -> tuple[str, str, str] | None:
         if self.decomposes:
-            message = "the values of `from` are changes of the whole model, and with pissa it is no longer whole"
+            message = "the adapter in `from` belongs to the whole model, and pissa takes a part out of it"
             return "init", message, "leave init out"
         return None
 
     def unfit_for_slot(self) -> tuple[str, str, str] | None:
         if self.dora:
-            return "dora", "an adapter that a client asks for has no magnitudes", "leave it out"
+            return "dora", "a client's adapter has no magnitudes", "leave it out"
         return self.unfit_for_task()
 
     def unfit_for_task(self) -> tuple[str, str, str] | None:
         if self.dropout:
-            message = "what is dropped is drawn by the numbers of rows in the run, which are others in a run of its own"
+            message = "dropout depends on row numbers, which differ from a run with this task alone"
             return "dropout", message, "leave it out"
         if self.decomposes:
-            message = "the matrices of the model would be the rest of several decompositions, one for each task"
+            message = "each task would leave a different rest of the model's matrices"
             return "init", message, "use another init"
         return None
 

@@ -16,7 +16,7 @@ class NormalFloat4(Base):
 
     kind: str = named("nf4")
     block: int = block_size(64)
-    double: bool = setting("store scales in 8 bits, with a second scale for 256 of them", default=True)
+    double: bool = setting("store scales in 8 bits, with a second scale per 256 scales", default=True)
 
     bits: ClassVar[int] = 4
     unpacking: ClassVar[int] = 6  # two bytes for the index into the table of levels

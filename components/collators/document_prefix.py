@@ -23,7 +23,10 @@ class DocumentPrefix(PlannedLink):
     """
 
     most: Quantity = setting(
-        "longest beginning, as a share of the document", default=Quantity(50, "%"), units=("%",), check=share
+        "maximum length of the beginning, as a share of the document",
+        default=Quantity(50, "%"),
+        units=("%",),
+        check=share,
     )
 
     kind = "document_prefix"

@@ -27,13 +27,16 @@ class FillInMiddle(PlannedLink):
     evaluation.
     """
 
-    rate: Quantity = setting("share of the documents", default=Quantity(50, "%"), units=("%",), check=share)
+    rate: Quantity = setting("share of documents that are cut", default=Quantity(50, "%"), units=("%",), check=share)
     suffix_first: Quantity = setting(
-        "share of these with the end before the beginning", default=Quantity(50, "%"), units=("%",), check=share
+        "share of the cut documents with the suffix before the prefix",
+        default=Quantity(50, "%"),
+        units=("%",),
+        check=share,
     )
-    prefix: str = setting("special token before the beginning", default="<|fim_prefix|>")
-    suffix: str = setting("special token before the end", default="<|fim_suffix|>")
-    middle: str = setting("special token before what is missing", default="<|fim_middle|>")
+    prefix: str = setting("special token before the prefix", default="<|fim_prefix|>")
+    suffix: str = setting("special token before the suffix", default="<|fim_suffix|>")
+    middle: str = setting("special token before the middle", default="<|fim_middle|>")
 
     kind = "fill_in_middle"
     takes = TOKEN_SAMPLES

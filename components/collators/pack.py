@@ -28,17 +28,17 @@ class Pack(RowLink, PlannedLink):
     """`pack(sequential)`: documents packed into rows of equal length."""
 
     method: Method | Auto = setting(
-        "how rows are filled; auto: conversations and answers by multipack, other documents sequentially, which is the "
-        "default where there are conversations or answers to train on",
+        "packing method; auto, the default with conversations or answers: multipack for conversations and answers, "
+        "sequential for other documents",
         default="sequential",
     )
     group: int | Auto = setting(
-        "documents that are packed together; auto: 100,000; not for sequential and single",
+        "number of documents packed together; auto: 100,000; unused by sequential and single",
         default=AUTO,
         check=at_least(1),
     )
     align: int | Auto = setting(
-        "documents are padded to a multiple of this; auto: 2 · ring with ring attention, else 1",
+        "pad documents to a length divisible by this; auto: 2 · ring with ring attention, else 1",
         default=AUTO,
         check=at_least(1),
     )

@@ -55,42 +55,42 @@ class DeepseekV3(ExpertTransformer, PlannedModel):
 
     family: str = named("deepseek_v3")
     q_rank: int | None = setting(
-        "width that queries are projected through; none: they come straight from the residual stream",
+        "width of the low-rank projection of queries; none: queries are projected directly from the residual stream",
         default=None,
         check=at_least(1),
         example="96",
     )
-    kv_rank: int = setting("width that keys and values are projected through", check=at_least(1), example="64")
-    nope_dim: int = setting("width of the part of queries and keys without positions", check=at_least(1), example="32")
+    kv_rank: int = setting("width of the low-rank projection of keys and values", check=at_least(1), example="64")
+    nope_dim: int = setting("width of the part of queries and keys without RoPE", check=at_least(1), example="32")
     rope_dim: int = setting(
-        "width of the part of queries and keys with rotary positions; all heads share that of keys",
+        "width of the part of queries and keys with RoPE; all heads share this part of the keys",
         check=at_least(2),
         example="16",
     )
     value_dim: int = setting("width of the values of a head", check=at_least(1), example="32")
     interleaved: bool = setting(
-        "rotary positions turn neighbouring numbers; false: a number of the first half with one of the second",
+        "RoPE rotates pairs of adjacent elements; false: pairs of one element from each half",
         default=True,
     )
     score_weight: float = setting(
-        "of positions scaled by yarn, scores are multiplied by (0.1 · score_weight · ln(factor) + 1)²",
+        "with positions scaled by yarn: attention scores are multiplied by (0.1 · score_weight · ln(factor) + 1)²",
         default=0.0,
         check=not_negative,
     )
     attention_bias: bool = attention_biases()
     first_dense: int = setting(
-        "so many first blocks have a SwiGLU of width ffn in place of experts", default=0, check=at_least(0)
+        "number of first blocks with a SwiGLU of width ffn instead of experts", default=0, check=at_least(0)
     )
     shared_experts: int = setting(
-        "experts that every token is sent to, computed as one SwiGLU", default=1, check=at_least(1)
+        "number of shared experts, which process every token; computed as one SwiGLU", default=1, check=at_least(1)
     )
-    expert_groups: int = setting("groups that experts are divided into", default=1, check=at_least(1))
+    expert_groups: int = setting("number of groups that experts are divided into", default=1, check=at_least(1))
     groups_per_token: int = setting(
-        "groups that a token is sent to: those whose two best experts have the highest sums of scores",
+        "number of groups that a token is sent to: the groups with the highest sum of their two best scores",
         default=1,
         check=at_least(1),
     )
-    expert_scale: float = setting("what the weights of routed experts are multiplied by", default=1.0, check=positive)
+    expert_scale: float = setting("factor of the weights of routed experts", default=1.0, check=positive)
     router: Router = setting("how tokens choose experts", default=Router(score="sigmoid"))
     # They follow from the widths above, and heads have no norms.
     kv_heads: int | Auto = attrs.field(default=AUTO, init=False)
@@ -177,10 +177,10 @@ class DeepseekV3(ExpertTransformer, PlannedModel):
             return "rope_dim", f"rope_dim {self.rope_dim} is odd, but rotary positions turn pairs", "use an even width"
         if self.first_dense >= self.layers:
             message = f"all {self.layers} blocks have a SwiGLU, and none has experts"
-            return "first_dense", message, "leave experts to one block at least, or take a family without"
+            return "first_dense", message, "use experts in at least one block, or a family without experts"
         if rest or each < 2:
             message = f"experts {self.experts} cannot be divided into {self.expert_groups} groups of two or more"
-            return "expert_groups", message, "use groups that divide the experts evenly"
+            return "expert_groups", message, "use a number of groups that divides the experts"
         if self.groups_per_token > self.expert_groups:
             message = f"groups_per_token {self.groups_per_token} exceeds expert_groups {self.expert_groups}"
             return "groups_per_token", message, f"use {self.expert_groups} or fewer"
@@ -188,7 +188,7 @@ class DeepseekV3(ExpertTransformer, PlannedModel):
             message = (
                 f"{self.groups_per_token} groups have {self.groups_per_token * each} experts, and a token is sent "
             )
-            return "groups_per_token", f"{message}to {self.experts_per_token}", "let a token be sent to more groups"
+            return "groups_per_token", f"{message}to {self.experts_per_token}", "increase groups_per_token"
         return super().unfit()
 
     @classmethod

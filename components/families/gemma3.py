@@ -83,16 +83,16 @@ class Gemma3(TransformerSettings, PlannedModel):
         "base of the RoPE frequencies of blocks with a window, which are not scaled", default=10_000.0, check=positive
     )
     score_width: int | Auto = setting(
-        "products of queries and keys are divided by the root of this; auto: head_dim", default=AUTO, check=at_least(1)
+        "attention scores are divided by the square root of this; auto: head_dim", default=AUTO, check=at_least(1)
     )
     score_cap: float | None = setting(
-        "scores s of attention become cap · tanh(s / cap); none: they are as they are",
+        "cap of attention scores s: cap · tanh(s / cap); none: no cap",
         default=None,
         check=positive,
         example="50",
     )
     logit_cap: float | None = setting(
-        "logits l become cap · tanh(l / cap); none: they are as they are", default=None, check=positive, example="30"
+        "cap of logits l: cap · tanh(l / cap); none: no cap", default=None, check=positive, example="30"
     )
     has_qk_norm: ClassVar[bool] = True
     resuming: ClassVar[Mapping[str, Resuming]] = {**TransformerSettings.resuming, "attention_bias": "shape"}

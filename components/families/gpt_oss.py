@@ -70,9 +70,11 @@ class GptOss(ExpertTransformer, PlannedModel):
     window: int | None = window_setting()
     full_layers: tuple[int, ...] = full_layers_setting()
     swiglu_limit: float = setting(
-        "most that a gate of an expert is, and in size the value beside it", default=7.0, check=positive
+        "limits of activations in experts: gates are at most this, the values they multiply within ± this",
+        default=7.0,
+        check=positive,
     )
-    swiglu_alpha: float = setting("factor of gates in their sigmoid", default=1.702, check=positive)
+    swiglu_alpha: float = setting("factor of the gates inside their sigmoid", default=1.702, check=positive)
     resuming: ClassVar[Mapping[str, Resuming]] = {
         **ExpertTransformer.resuming,
         "attention_bias": "shape",

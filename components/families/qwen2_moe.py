@@ -50,7 +50,7 @@ class Qwen2Moe(MixedTransformer, PlannedModel):
 
     family: str = named("qwen2_moe")
     shared_ffn: int | Auto = setting(
-        "width of the expert that every token is sent to; auto: experts_per_token · expert_ffn",
+        "width of the shared expert, which processes every token; auto: experts_per_token · expert_ffn",
         default=AUTO,
         check=at_least(1),
     )

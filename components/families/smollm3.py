@@ -79,7 +79,7 @@ class SmolLM3(TransformerSettings, PlannedModel):
 
     family: str = named("smollm3")
     no_rope: tuple[int, ...] | Auto = setting(
-        "numbers of the layers without rotary positions, the first layer being 0; auto: every fourth layer",
+        "layers without RoPE, counted from 0; auto: every fourth layer",
         default=AUTO,
         check=not_negative,
     )

@@ -142,12 +142,14 @@ class _FamilyReader(BodyReader):
             layers[layer.name] = layer
         mixing = [layer for layer in layers.values() if layer.attends]
         if len(mixing) != 1:
-            message = f"a block has one layer of attention, and that of `{self.declared.name}` has {len(mixing)}"
+            message = f"a block has one attention layer, and the block of `{self.declared.name}` has {len(mixing)}"
             raise BodyError(message, self.declared.span, 'put one `AttentionLayer("self_attn")` into it')
         routed = [layer for layer in layers.values() if issubclass(layer.settings, ExpertTransformer)]
         if len(routed) != int(self.arch.is_moe):
-            message = f"a block has one layer of experts or none, and that of `{self.declared.name}` has {len(routed)}"
-            raise BodyError(message, self.declared.span, "let each way through the function have one `ExpertsLayer`")
+            message = (
+                f"a block has at most one layer of experts, and the block of `{self.declared.name}` has {len(routed)}"
+            )
+            raise BodyError(message, self.declared.span, "use one `ExpertsLayer` on each path through the function")
         return block
 
     # What there is beside numbers -------------------------------------------------------------------------------------
@@ -229,7 +231,7 @@ class _FamilyReader(BodyReader):
 
     def _name(self, name: str, node: ast.Call) -> None:
         if not name.isidentifier() or is_reserved(name):
-            why = "which modules of torch have already" if is_reserved(name) else "which is no name"
+            why = "which modules of torch already have" if is_reserved(name) else "which is not a name"
             raise self.wrong(f"a layer cannot be called `{name}`, {why}", node, 'give it another, as "mlp"')
         self.places[name] = node
 

@@ -70,17 +70,17 @@ class Kubernetes(PlannedLauncher):
         example='"registry.example/xtrain:0.1"',
     )
     manifest: Literal["jobset", "job"] = setting(
-        "jobset: all pods start again when one fails, by the JobSet controller; job: an indexed Job with a headless "
-        "service, for clusters without it, where a run that fails is not started again",
+        "jobset: the JobSet controller restarts all pods when one fails; job: an indexed Job with a headless service, "
+        "for clusters without that controller; a failed run is not restarted",
         default="jobset",
         role=Role.EXECUTION,
     )
     namespace: str | None = setting(
-        "namespace; none: that of the context of kubectl", default=None, check=_named(63), role=Role.EXECUTION
+        "namespace; none: the namespace of kubectl's context", default=None, check=_named(63), role=Role.EXECUTION
     )
     workdir: str = setting(
-        "working folder in the pods, on a volume of all of them: relative paths of the spec, and with them the runs, "
-        "lie below it",
+        "working folder in the pods, on a volume that all pods mount; relative paths of the spec, and the runs, are "
+        "below it",
         default="/work",
         check=file_path,
         role=Role.EXECUTION,
@@ -91,7 +91,7 @@ class Kubernetes(PlannedLauncher):
         example='["runs:/work"]',
     )
     secrets: tuple[str, ...] = setting(
-        "names of Secrets, whose keys become environment variables",
+        "names of Secrets whose keys become environment variables",
         default=(),
         check=_named(253, dots=True),
         role=Role.EXECUTION,
@@ -113,7 +113,7 @@ class Kubernetes(PlannedLauncher):
     )
     cpus: int = setting("CPUs of each pod", default=8, check=at_least(1), role=Role.EXECUTION, example="64")
     memory: Quantity = setting(
-        "memory of each pod, shared memory included",
+        "memory of each pod, including shared memory",
         default=Quantity(32 * 2**30, "bytes"),
         units=("bytes",),
         check=positive,
@@ -121,7 +121,7 @@ class Kubernetes(PlannedLauncher):
         example="900 GiB",
     )
     shared_memory: Quantity = setting(
-        "size of /dev/shm, by which ranks of a pod exchange",
+        "size of /dev/shm, through which ranks of a pod exchange data",
         default=Quantity(2 * 2**30, "bytes"),
         units=("bytes",),
         check=positive,
@@ -135,7 +135,7 @@ class Kubernetes(PlannedLauncher):
         example='["gpu=h100"]',
     )
     restarts: int = setting(
-        "how often all pods start again, and go on from the last checkpoint",
+        "maximum number of restarts of all pods, which resume from the latest checkpoint",
         default=10,
         check=Range(low=0, high=2**31 - 1),
         role=Role.EXECUTION,
@@ -144,13 +144,13 @@ class Kubernetes(PlannedLauncher):
 
     def says(self) -> str:
         queue = f", queue {self.queue}" if self.queue else ""
-        again = f", up to {plural(self.restarts, 'restart')}" if self.manifest == "jobset" else ", not started again"
+        again = f", up to {plural(self.restarts, 'restart')}" if self.manifest == "jobset" else ", no restarts"
         return f"{self.manifest}, image {self.image}{queue}{again}"
 
     def mistakes(self, spec: "Spec") -> Iterator[tuple[str, str, str]]:
         wrong = [text for text in self.volumes if not _is_volume(text)]
         for text in wrong:
-            yield "volumes", f"`{text}` is no claim with a folder", "write it as `claim:/path`"
+            yield "volumes", f"`{text}` is not a claim with a folder", "write it as `claim:/path`"
         mounted = {SHARED_MOUNT: "shared memory", PLAN_MOUNT: "the plan"}
         for text in self.volumes:
             path = text.partition(":")[2].rstrip("/")
@@ -161,7 +161,7 @@ class Kubernetes(PlannedLauncher):
         for text in self.nodes:
             label = _LABEL.fullmatch(text)
             if label is None:
-                yield "nodes", f"`{text}` is no label", "write it as `name=value`, as Kubernetes allows them"
+                yield "nodes", f"`{text}` is not a label", "write it as `name=value`, as Kubernetes allows them"
             elif label["key"] in keys:
                 yield "nodes", f"`{label['key']}` is given twice, and a node has one value of it", "keep one"
             else:
@@ -192,7 +192,7 @@ class Kubernetes(PlannedLauncher):
 
     def idle(self) -> Iterator[tuple[str, str]]:
         if self.manifest == "job":
-            yield "restarts", "a Job is not started again"
+            yield "restarts", "a Job is not restarted"
 
 
 def _is_volume(text: str) -> bool:

@@ -52,7 +52,7 @@ class KubernetesJobs:
         except EnvironmentFault as fault:
             if "the server doesn't have a resource type" not in str(fault):
                 raise
-            message = f"this cluster knows no {job.launcher.manifest}: {fault}"
+            message = f"this cluster does not support {job.launcher.manifest}: {fault}"
             hint = "install the controller of JobSets in the cluster, or use `manifest = job`"
             raise EnvironmentFault("X461", f"{message}; {hint}") from fault
         answer_of("kubectl", "apply", *_namespace(job.launcher), "--filename", str(job.files / MANIFEST))
@@ -105,7 +105,7 @@ def _items(answer: str | None) -> list[Any]:
         found = json.loads(answer) if answer and answer.strip() else {"items": []}
         return found.get("items", [found])
     except (ValueError, AttributeError) as error:
-        raise EnvironmentFault("X461", f"kubectl has printed what is no JSON of objects: {error}") from error
+        raise EnvironmentFault("X461", f"kubectl did not print a JSON object: {error}") from error
 
 
 def _id(job: Job) -> str:

@@ -54,16 +54,16 @@ class Slurm(PlannedLauncher):
     obeys_restarts = True
     kind: str = named("slurm")
     partition: str | None = setting(
-        "partition; none: that of the site", default=None, check=one_line, role=Role.EXECUTION, example='"gpu"'
+        "partition; none: the site's default", default=None, check=one_line, role=Role.EXECUTION, example='"gpu"'
     )
     account: str | None = setting(
-        "account that is charged; none: that of the user", default=None, check=one_line, role=Role.EXECUTION
+        "account to charge; none: the user's default", default=None, check=one_line, role=Role.EXECUTION
     )
     qos: str | None = setting(
-        "quality of service; none: that of the user", default=None, check=one_line, role=Role.EXECUTION
+        "quality of service; none: the user's default", default=None, check=one_line, role=Role.EXECUTION
     )
     time: Quantity | None = setting(
-        "time limit of a start of the job; none: that of the partition",
+        "time limit of each start of the job; none: the partition's limit",
         default=None,
         units=("seconds",),
         check=positive,
@@ -71,8 +71,8 @@ class Slurm(PlannedLauncher):
         example="4 h",
     )
     warn: Quantity | Auto = setting(
-        "how long before its time limit the run is asked to save and stop (SIGUSR1); auto: launch.stop_deadline and a "
-        "minute",
+        "time before the limit at which the run is asked to save and stop (SIGUSR1); auto: launch.stop_deadline plus "
+        "one minute",
         default=AUTO,
         units=("seconds",),
         check=positive,
@@ -80,7 +80,7 @@ class Slurm(PlannedLauncher):
         example="10 min",
     )
     requeues: int = setting(
-        "how often the job is put back into the queue when its time was over before the run was",
+        "maximum number of requeues when the time limit ends the job before the run has finished",
         default=100,
         check=not_negative,
         role=Role.EXECUTION,
@@ -94,14 +94,14 @@ class Slurm(PlannedLauncher):
         example="8",
     )
     cpus: int | None = setting(
-        "CPUs of each node; none: all of them, and nobody else is on the node",
+        "CPUs of each node; none: all CPUs, with exclusive use of the node",
         default=None,
         check=at_least(1),
         role=Role.EXECUTION,
         example="64",
     )
     memory: Quantity | None = setting(
-        "memory of each node; none: what the partition gives",
+        "memory of each node; none: the partition's default",
         default=None,
         units=("bytes",),
         check=positive,
@@ -109,14 +109,14 @@ class Slurm(PlannedLauncher):
         example="900 GiB",
     )
     container: str | None = setting(
-        "image in which ranks run, by the plugin pyxis (`srun --container-image`); none: they run as the job does",
+        "container image of the ranks, started by the plugin pyxis (`srun --container-image`); none: no container",
         default=None,
         check=one_line,
         role=Role.EXECUTION,
         example='"/images/xtrain.sqsh"',
     )
     mounts: tuple[str, ...] = setting(
-        "folders that are seen in the container, as `/outside:/inside`",
+        "folders mounted in the container, as `/outside:/inside`",
         default=(),
         check=one_line,
         role=Role.EXECUTION,
@@ -126,22 +126,22 @@ class Slurm(PlannedLauncher):
         "lines of bash that each node runs first", default=(), role=Role.EXECUTION, example='["module load cuda"]'
     )
     secrets: tuple[str, ...] = setting(
-        "environment variables that must be set where the job is submitted, and are set in it; their values are "
-        "written nowhere",
+        "environment variables passed from the submitting shell to the job; they must be set there, and their values "
+        "are not written to files",
         default=(),
         check=variable_name,
         role=Role.EXECUTION,
         example='["WANDB_API_KEY"]',
     )
     options: tuple[str, ...] = setting(
-        "further options of sbatch", default=(), check=one_line, role=Role.EXECUTION, example='["--constraint=h100"]'
+        "additional options of sbatch", default=(), check=one_line, role=Role.EXECUTION, example='["--constraint=h100"]'
     )
 
     def says(self) -> str:
-        said = [f"partition {self.partition}" if self.partition else "the usual partition"]
+        said = [f"partition {self.partition}" if self.partition else "the default partition"]
         if isinstance(self.time, Quantity):
             said.append(seconds_text(self.time.value))
-        said.append(f"up to {plural(self.requeues, 'requeue')}" if self.requeues else "not put back into the queue")
+        said.append(f"up to {plural(self.requeues, 'requeue')}" if self.requeues else "no requeues")
         return ", ".join(said)
 
     def mistakes(self, spec: "Spec") -> Iterator[tuple[str, str, str]]:
@@ -155,14 +155,14 @@ class Slurm(PlannedLauncher):
                 f"give it more time than that, or set warn or launch.stop_deadline lower than {lead} s",
             )
         if lead > LONGEST_LEAD:
-            what = f"the run would be asked to stop {seconds_text(lead)} before the end, and Slurm knows at most "
+            what = f"the run would be asked to stop {seconds_text(lead)} before the end, and Slurm allows at most "
             yield "warn", what + seconds_text(LONGEST_LEAD), "set warn, or launch.stop_deadline, lower than that"
         for option in self.options:
             if (problem := _problem_of_option(option)) is not None:
                 yield "options", f"`{option}` {problem[0]}", problem[1]
         for mount in self.mounts:
             if not all(mount.partition(":/")[::2]) or not mount.startswith("/") or "," in mount:
-                yield "mounts", f"`{mount}` is no pair of folders", "write it as `/outside:/inside`"
+                yield "mounts", f"`{mount}` is not a pair of folders", "write it as `/outside:/inside`"
 
     def idle(self) -> Iterator[tuple[str, str]]:
         if self.container is None:
@@ -177,11 +177,11 @@ def _problem_of_option(option: str) -> tuple[str, str] | None:
     """Return the problem of an sbatch option and the fix; None for a valid option."""
     found = _OPTION.match(option)
     if found is None:
-        return "is no option of sbatch", "write it as `--name=value`"
+        return "is not an option of sbatch", "write it as `--name=value`"
     for names, said_by in OWN_OPTIONS.items():
         *short, long = names.split()
         if found["long"] == long or found["short"] in short:
             if said_by:
-                return f"says again what {said_by} says", "set that, and remove the option"
+                return f"repeats {said_by}", "set that, and remove the option"
             return "does not go with the job of a run", "remove it"
     return None

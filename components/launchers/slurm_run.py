@@ -168,7 +168,7 @@ def _submit(script: Path) -> str:
     # The number alone on its line, or with a cluster's name; some sites print other lines too.
     numbers = re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE)
     if not numbers:
-        message = f"sbatch has taken {script} and said no number of a job: {answer.strip() or 'no output'}"
+        message = f"sbatch accepted {script} without printing a job number: {answer.strip() or 'no output'}"
         raise EnvironmentFault("X461", f"{message}; {hint}")
     return numbers[-1]
 

@@ -18,7 +18,7 @@ class BradleyTerry(RewardLoss):
 
     kind: str = named("bradley_terry")
     margin: bool = setting(
-        "the reward of the chosen answer is to be higher by the number `margin` of each pair (Llama 2, arXiv "
+        "the reward of the chosen answer must be higher by the number `margin` of each pair (Llama 2, arXiv "
         "2307.09288, section 3.2.2)",
         default=False,
     )
@@ -31,7 +31,7 @@ class BradleyTerry(RewardLoss):
     may_read: ClassVar[Mapping[str, str]] = {"margin": "margin = true"}
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = PAIR_METRICS
     resuming: ClassVar[Mapping[str, str]] = {
-        "margin": "pairs are compared otherwise from here on",
+        "margin": "pairs are compared differently from here on",
         "centre": "rewards are kept at 0 by it from here on",
     }
 

@@ -17,8 +17,8 @@ class Cispo(TokenPolicyLoss):
     """`loss cispo { … }`: the log-probability of each token times its advantage and its clipped ratio as a weight."""
 
     kind: str = named("cispo")
-    ratio_low: float = setting("ratios count at least so much", default=0.0, check=not_negative)
-    ratio_high: float = setting("ratios count at most so much", default=5.0, check=positive)
+    ratio_low: float = setting("lower limit of ratios", default=0.0, check=not_negative)
+    ratio_high: float = setting("upper limit of ratios", default=5.0, check=positive)
 
     resuming: ClassVar[Mapping[str, str]] = {"ratio_high": "ratios are clipped by it from here on"}
 

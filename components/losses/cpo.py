@@ -19,10 +19,10 @@ class Cpo(PairLoss):
     kind: str = named("cpo")
     beta: float = beta_setting(0.1)
     form: Literal["sigmoid", "ipo", "hinge"] = setting(
-        "of the difference of both answers' log-probabilities, as those of dpo", default="sigmoid"
+        "form of the loss of the difference of both answers' log-probabilities, as in dpo", default="sigmoid"
     )
     label_smoothing: float = setting(
-        "share of pairs that are taken to be the wrong way round", default=0.0, check=Range(low=0, below=0.5)
+        "assumed share of pairs with swapped answers", default=0.0, check=Range(low=0, below=0.5)
     )
     alpha: float = setting(
         "weight of the cross-entropy of the chosen answer, mean over its tokens", default=1.0, check=not_negative
@@ -34,7 +34,7 @@ class Cpo(PairLoss):
     def conflicts(self) -> Iterator[Conflict]:
         if self.label_smoothing and self.form != "sigmoid":
             hint = "remove it, or write `form = sigmoid`"
-            yield Conflict("label_smoothing", f"form {self.form} has no labels that are smoothed", hint)
+            yield Conflict("label_smoothing", f"form {self.form} does not smooth labels", hint)
 
     def does(self) -> str:
         text = f"minimize {self.form} of both answers' log-probabilities of each pair, and {self.alpha:g} · the mean "

@@ -26,13 +26,13 @@ class CrossEntropy(Loss):
         added=True,
     )
     weighted: bool = setting(
-        "the loss of each token is multiplied by its number in the column `weights` of its dataset; their sum is "
-        "divided by the number of valid tokens all the same",
+        "multiply the loss of each token by its number in the column `weights` of the dataset; the sum is still "
+        "divided by the number of valid tokens",
         default=False,
         added=True,
     )
     focal: float = setting(
-        "γ: −log p of a label is multiplied by (1 − p)^γ, the less the surer it is (arXiv 1708.02002)",
+        "γ of the focal loss: −log p of a label is multiplied by (1 − p)^γ (arXiv 1708.02002)",
         default=0.0,
         check=not_negative,
         added=True,
@@ -41,8 +41,8 @@ class CrossEntropy(Loss):
 
     resuming: ClassVar[Mapping[str, str]] = {
         "label_smoothing": "labels are smoothed by it from here on",
-        "weighted": "tokens count otherwise from here on",
-        "focal": "labels that are sure count by it from here on",
+        "weighted": "tokens are weighted differently from here on",
+        "focal": "confident labels are weighted by it from here on",
     }
     may_read: ClassVar[Mapping[str, str]] = {WEIGHTS: "weighted = true"}
 

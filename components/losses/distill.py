@@ -24,11 +24,14 @@ HALF = 0.5
 
 METRICS: Final = {
     "distill/divergence": (
-        "divergence of the student from its teacher, as `form` of the loss has it, of logits / temperature; mean over "
-        "the valid tokens of the step",
+        "divergence of student and teacher, in the `form` of the loss, of logits / temperature; mean over the valid "
+        "tokens of the step",
         "nats a token",
     ),
-    "distill/agreement": ("valid tokens whose most probable next token is that of the teacher", "share, 0 to 1"),
+    "distill/agreement": (
+        "share of valid tokens with the same most probable next token as the teacher's",
+        "share, 0 to 1",
+    ),
 }
 
 
@@ -39,33 +42,33 @@ class Distill(Loss):
 
     kind: str = named("distill")
     teacher: str = setting(
-        "folder of the model that is learned from, of any family, with the vocabulary and the tokenizer of this one",
+        "folder of the teacher: a model of any family with the vocabulary and the tokenizer of the trained model",
         check=file_path,
         example='"models/teacher"',
     )
     form: Literal["forward_kl", "reverse_kl", "jsd"] = setting(
-        "of the distributions P of the teacher and S of the model: forward_kl: Σ P log P/S; reverse_kl: Σ S log S/P; "
-        "jsd: β KL(P‖M) + (1 − β) KL(S‖M), M = β P + (1 − β) S (arXiv 2306.13649)",
+        "divergence of the distributions P of the teacher and S of the model: forward_kl: Σ P log P/S; reverse_kl: Σ "
+        "S log S/P; jsd: β KL(P‖M) + (1 − β) KL(S‖M), M = β P + (1 − β) S (arXiv 2306.13649)",
         default="forward_kl",
     )
-    beta: float = setting("with `form = jsd`, its β", default=HALF, check=Range(above=0, below=1))
+    beta: float = setting("β of `form = jsd`", default=HALF, check=Range(above=0, below=1))
     temperature: float = setting(
         "logits of both are divided by it, and the divergence is multiplied by its square", default=1.0, check=positive
     )
     mix: float = setting(
-        "weight of the cross-entropy of labels; that of the divergence is what is left to 1",
+        "weight of the cross-entropy of labels; the divergence has weight 1 − mix",
         default=0.0,
         check=Range(low=0, below=1),
     )
     top: int = setting(
-        "tokens of each of the teacher's distributions that `xtrain data teach` stores, the most probable ones; all "
-        "others count as one",
+        "number of most probable tokens that `xtrain data teach` stores of each distribution of the teacher; the rest "
+        "count as one",
         default=64,
         check=at_least(1),
     )
     live: bool = setting(
-        "the teacher computes each microbatch beside the model, on the same ranks, and the divergence is that of whole "
-        "distributions; else `xtrain data teach` has stored what it holds probable",
+        "run the teacher on each microbatch, on the same ranks, and use whole distributions; false: read the "
+        "probabilities that `xtrain data teach` stored",
         default=False,
         added=True,
     )
@@ -89,7 +92,7 @@ class Distill(Loss):
 
     def idle(self) -> Iterator[tuple[str, str]]:
         if self.live:
-            yield "top", "nothing is stored of a teacher that is live"
+            yield "top", "nothing is stored with a live teacher"
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.form != "jsd" and self.beta != HALF:

@@ -34,8 +34,8 @@ class Kto(ReferredLoss):
     desirable: float = setting("weight of answers whose `label` is true", default=1.0, check=positive)
     undesirable: float = setting("weight of the others", default=1.0, check=positive)
     reference_point: float | Literal["estimated"] = setting(
-        "what log-ratios of answers are compared with: z; estimated: in each step from answers to other prompts, as in "
-        "the paper; with 0 the loss is that of `apo_zero_unpaired` of TRL",
+        "reference point z of log-ratios; estimated: in each step from answers to other prompts, as in the paper; 0: "
+        "the loss `apo_zero_unpaired` of TRL",
         default=0.0,
         check=not_negative,
     )
@@ -44,9 +44,9 @@ class Kto(ReferredLoss):
 
     across: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
-        POINT: ("with `reference_point = estimated`: what log-ratios are compared with in the step", "nats"),
-        "rewards/margin": ("reward of answers, negative of those that are undesirable; mean over sequences", "nats"),
-        "rewards/accuracy": ("answers whose reward has the sign of their label", "share, 0 to 1"),
+        POINT: ("with `reference_point = estimated`: reference point of log-ratios in the step", "nats"),
+        "rewards/margin": ("reward of answers, negated for undesirable answers; mean over sequences", "nats"),
+        "rewards/accuracy": ("share of answers whose reward has the sign of their label", "share, 0 to 1"),
     }
     resuming: ClassVar[Mapping[str, str]] = {"beta": "answers are judged with it from here on"}
 
@@ -73,10 +73,11 @@ class Kto(ReferredLoss):
     def conflicts(self) -> Iterator[Conflict]:
         if self.mismatched and self.reference == PRECOMPUTED:
             message = (
-                "`reference_point = estimated` needs what the reference makes of answers to other prompts, and no "
+                "`reference_point = estimated` needs log-probabilities of the reference for answers to other prompts, "
+                "and no "
             )
             hint = "choose another `reference`, or write a number for `reference_point`"
-            yield Conflict("reference_point", f"{message}dataset has that", hint)
+            yield Conflict("reference_point", f"{message}dataset has them", hint)
 
     def does(self) -> str:
         point = "z" if isinstance(self.reference_point, str) else f"{self.reference_point:g}"

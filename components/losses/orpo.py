@@ -17,10 +17,10 @@ class Orpo(PairLoss):
     reference."""
 
     kind: str = named("orpo")
-    beta: float = beta_setting(0.1, "weight of the odds beside the cross-entropy: λ of the paper")
+    beta: float = beta_setting(0.1, "weight of the odds ratio relative to the cross-entropy: λ of the paper")
     chunk: Quantity = logits_chunk()
 
-    resuming: ClassVar[Mapping[str, str]] = {"beta": "odds count by it from here on"}
+    resuming: ClassVar[Mapping[str, str]] = {"beta": "odds ratios are weighted by it from here on"}
 
     def does(self) -> str:
         text = f"minimize the mean cross-entropy of the chosen answer of each pair − {self.beta:g} · log σ of the "

@@ -17,7 +17,7 @@ class Regression(RewardLoss):
     kind: str = named("regression")
 
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "rewards/mean": ("reward that the model gives, mean over the sequences of the step", ""),
+        "rewards/mean": ("reward by the model, mean over the sequences of the step", ""),
         "rewards/error": ("distance from the number `reward` of the document, mean over the sequences", ""),
     }
 

@@ -19,7 +19,7 @@ class Simpo(PairLoss):
 
     kind: str = named("simpo")
     beta: float = beta_setting(2.0)
-    gamma: float = setting("margin by which the chosen answer is to be ahead: γ", default=1.0, check=not_negative)
+    gamma: float = setting("margin γ of the chosen answer", default=1.0, check=not_negative)
     chunk: Quantity = logits_chunk()
 
     resuming: ClassVar[Mapping[str, str]] = {"beta": "pairs are compared with it from here on"}

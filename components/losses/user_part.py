@@ -64,7 +64,7 @@ class UserLoss(OwnLoss):
         wrong = [*self.values, *((COUNTS,) if COUNTS in self.filled else ())]
         if wrong:
             hint = 'write `@loss(unit="sequence")` or `"pair"` above it'
-            yield Conflict("kind", f"a loss of tokens has no `{wrong[0]}`, which is of a sequence", hint)
+            yield Conflict("kind", f"a loss of tokens has no `{wrong[0]}`, which belongs to a sequence", hint)
 
 
 @frozen

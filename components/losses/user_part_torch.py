@@ -100,8 +100,8 @@ def _try_out(part: UserPart, term: Term, dtype: torch.dtype) -> None:
     apart = ~torch.isclose(loss_T, alone, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     if apart.any():
         place = int(apart.nonzero()[0])
-        seen = f"{float(loss_T[place]):g} beside {count - 1} others and of {float(alone[place]):g} by itself"
-        why = "ranks hold different tokens: compute it from what is given of that token alone, without random numbers"
+        seen = f"{float(loss_T[place]):g} among {count - 1} others and of {float(alone[place]):g} alone"
+        why = "ranks hold different tokens: compute it from the values of that token alone, without random numbers"
         raise part.failed(f"gave a token a loss of {seen}, and {why}")
 
 
@@ -134,5 +134,5 @@ def _try_out_units(part: UserPart, term: UnitTerm, sides: int, values: tuple[str
             raise part.failed(f"gave {what} of {float(found[~found.isfinite()][0])} for sums that may occur")
     alone = [losses(_only(n, sums), tokens_KU[:, [n]], _only(n, given))[0] for n in range(count)]
     if not torch.allclose(loss_U, torch.cat(alone), rtol=TOLERANCE[torch.float64], atol=TOLERANCE[torch.float64]):
-        why = "ranks have others beside it: compute it from what is given of it alone, without random numbers"
-        raise part.failed(f"gave one of {count} another loss than by itself, and {why}")
+        why = "ranks have different ones: compute it from its own values alone, without random numbers"
+        raise part.failed(f"gave one of {count} a different loss than alone, and {why}")

@@ -41,13 +41,15 @@ class Adafactor(PlannedOptimizer):
     kind: str = named("adafactor")
     lr: float = learning_rate()
     beta2_decay: float = setting(
-        "at update t the averages of squares take in a share of t to this power", default=-0.8,
+        "share of the new squares in the averages at update t: t to this power", default=-0.8,
         check=Range(low=-1, below=0),
     )  # fmt: skip
-    eps1: float = setting("least root of an average of squares", default=2**-23, check=positive)
-    eps2: float = setting("least size of weights that an update is in proportion to", default=1e-3, check=positive)
+    eps1: float = setting("lower limit of the root of an average of squares", default=2**-23, check=positive)
+    eps2: float = setting(
+        "lower limit of the size of weights that updates are proportional to", default=1e-3, check=positive
+    )
     largest: float = setting(
-        "updates with a larger root of the mean square are scaled down to it", default=1.0, check=positive
+        "updates with a larger root mean square are scaled down to it", default=1.0, check=positive
     )
     weight_decay: float = decoupled_decay(0.0)
     scheduled_decay: bool = scheduled_decay()

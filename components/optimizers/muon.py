@@ -40,23 +40,23 @@ class Muon(PlannedOptimizer):
     kind: str = named("muon")
     lr: float = learning_rate()
     momentum: float = setting("exponential decay of the momentum", default=0.95, check=Range(low=0, below=1))
-    nesterov: bool = setting("momentum as Nesterov has it", default=True)
+    nesterov: bool = setting("use Nesterov momentum", default=True)
     weight_decay: float = decoupled_decay(0.1)
-    ns_steps: int = setting("steps of the Newton–Schulz iteration", default=5, check=at_least(1))
+    ns_steps: int = setting("number of Newton–Schulz iterations", default=5, check=at_least(1))
     ns_coefficients: tuple[float, ...] = setting(
-        "of x, x³ and x⁵ in each of them", default=(3.4445, -4.775, 2.0315), check=Range(count=3)
+        "coefficients of x, x³ and x⁵ in each iteration", default=(3.4445, -4.775, 2.0315), check=Range(count=3)
     )
     scale: Literal["match_rms_adamw", "original"] = setting(
         "factor of an update: 0.2·√(the larger side), as large as one of AdamW; or √(outputs / inputs), at least 1",
         default="match_rms_adamw",
     )
-    routers: bool = setting("the matrices of routers too", default=False)
+    routers: bool = setting("also update the matrices of routers with muon", default=False)
     heads: bool = setting(
-        "make the queries, keys, values and outputs of attention orthogonal head by head", default=False, added=True
+        "orthogonalize the queries, keys, values and outputs of attention head by head", default=False, added=True
     )
     adamw_lr: float = setting("learning rate of AdamW, as a share of `lr`", default=1.0, check=positive)
-    betas: tuple[float, ...] = setting("of AdamW: decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
-    eps: float = setting("of AdamW: added to the denominator", default=1e-8, check=positive)
+    betas: tuple[float, ...] = setting("decay of the two moments of AdamW", default=(0.9, 0.95), check=momentum_pair)
+    eps: float = setting("added to the denominator of AdamW", default=1e-8, check=positive)
     cautious_decay: bool = cautious_decay()
     scheduled_decay: bool = scheduled_decay()
     clip: float | None = clip_norm()

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 @frozen
 class ScheduleFree(PlannedOptimizer):
     """`optimizer schedule_free { … }`: AdamW that averages its weights instead of lowering the learning rate; gradients
-    are taken between the average and the newest weights."""
+    are computed between the average and the newest weights."""
 
     kind: str = named("schedule_free")
     lr: float = learning_rate()
     betas: tuple[float, ...] = setting(
-        "share of the average in the weights of which gradients are taken; decay of squared gradients",
+        "share of the average in the weights at which gradients are computed; decay of squared gradients",
         default=(0.9, 0.95), check=momentum_pair,
     )  # fmt: skip
     eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
@@ -47,7 +47,7 @@ class ScheduleFree(PlannedOptimizer):
     temporaries: ClassVar[int] = 3
     before_forward: ClassVar[str] = "move weights to the point between average and newest, where gradients are computed"
     resuming: ClassVar[Mapping[str, str]] = {
-        "betas": "the optimizer takes it from the plan, and gradients are taken elsewhere from here on"
+        "betas": "the optimizer takes it from the plan, and gradients are computed at other weights from here on"
     }
 
     def does(self, number_format: str) -> str:
@@ -73,17 +73,17 @@ class ScheduleFree(PlannedOptimizer):
 
         if spec.scheduler.falls(spec.optimizer.lr):
             message = (
-                f"`{self.kind}` averages weights in place of a learning rate that falls, as {spec.scheduler.kind} does"
+                f"`{self.kind}` averages weights instead of lowering the learning rate, as {spec.scheduler.kind} does"
             )
             yield Conflict("kind", message, "use scheduler constant, with a warm-up")
         if not self.betas[0]:
-            yield Conflict("betas", "gradients would be taken without the average", "use betas [0.9, 0.95]")
+            yield Conflict("betas", "gradients would be computed without the average", "use betas [0.9, 0.95]")
         if spec.precision.params == "bf16":
-            message = "an average of weights takes in small shares of new ones, which bf16 has no room for"
+            message = "bf16 rounds away the small updates of an average of weights"
             yield Conflict("kind", message, "use precision { params = fp32, compute = bf16 }")
         each_step = (tick.actions for tick in spec.ticks if tick.every == Quantity(1, "steps"))
         policy = on_nan(spec)
         if policy.bears and not any(action.ends_at_bad for actions in each_step for action in actions):
-            message = "a step that is left out would leave the weights where its gradients were taken"
-            instead = "write `on nan rollback`" if policy.action.goes_back else "leave out `on nan … skip`"
+            message = "a skipped step would leave the weights at the point of its gradients"
+            instead = "write `on nan rollback`" if policy.action.goes_back else "remove `on nan … skip`"
             yield Conflict("kind", message, f"{instead}, or use optimizer adamw")

@@ -31,7 +31,7 @@ class Sgd(PlannedOptimizer):
     lr: float = learning_rate()
     momentum: float = setting("exponential decay of the momentum; 0: no momentum", default=0.9,
                               check=Range(low=0, below=1))  # fmt: skip
-    nesterov: bool = setting("momentum as Nesterov has it", default=False)
+    nesterov: bool = setting("use Nesterov momentum", default=False)
     weight_decay: float = setting(
         "weight decay of matrices, added to their gradients (L2)", default=0.0, check=not_negative
     )

@@ -15,11 +15,13 @@ def _problem(text: str) -> str | None:
     try:
         re.compile(text)
     except re.error as error:
-        return f"is no regular expression: {error}"
+        return f"is not a regular expression: {error}"
     return None
 
 
-regular_expression: Final = TextCheck("a regular expression of Python", r'write such as `"= *(-?\d+)"`', "", _problem)
+regular_expression: Final = TextCheck(
+    "a regular expression of Python", r'write for example `"= *(-?\d+)"`', "", _problem
+)
 
 
 @REWARDS.register()
@@ -29,8 +31,8 @@ class ExactAnswer(Reward):
 
     kind: str = named("exact_answer")
     pattern: str | None = setting(
-        "what the answer is in a text: the first group of this regular expression, or all that it matches, where it "
-        "matches last; in the answer of the dataset likewise, if it matches there; none: the whole text",
+        "regular expression that extracts the answer from a text: the first group, or else the whole match, of its "
+        "last match; applied to the dataset's answer too, if it matches there; none: the whole text",
         default=None,
         check=regular_expression,
         example=r'"#### (.+)"',
@@ -41,7 +43,7 @@ class ExactAnswer(Reward):
         default="text",
     )
 
-    resuming: ClassVar[Mapping[str, str]] = {"pattern": "answers are found by it from here on"}
+    resuming: ClassVar[Mapping[str, str]] = {"pattern": "answers are extracted by it from here on"}
 
     def does(self) -> str:
         where = "" if self.pattern is None else f", extracted by `{self.pattern}`"

@@ -17,8 +17,8 @@ class RewardModel(Reward):
 
     kind: str = named("model")
     folder: str = setting(
-        "folder of a model with a head of rewards: what `xtrain export` writes of a run with a loss of rewards, or "
-        "transformers of an AutoModelForSequenceClassification with one label",
+        "folder of a reward model: an export of a run with a reward loss, or an AutoModelForSequenceClassification of "
+        "transformers with one label",
         check=file_path,
         example='"models/reward"',
     )

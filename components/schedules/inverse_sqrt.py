@@ -23,7 +23,8 @@ class InverseSqrt(Scheduler):
     kind: str = named("inverse_sqrt")
     warmup: Quantity = warm_up()
     timescale: int | None = setting(
-        "steps behind the warm-up until the rate is 1/√2 of the peak; none: as many as warm up, or 10,000",
+        "steps after the warm-up until the rate is 1/√2 of the peak; none: as many as the warm-up, or 10,000 without "
+        "one",
         default=None, check=at_least(1), example="10_000",
     )  # fmt: skip
 

@@ -28,14 +28,17 @@ class AshaSearch(Method):
         example="100k tokens",
     )
     factor: int = setting(
-        "one in so many goes on, with so many times the budget", default=3, check=at_least(2), role=Role.EXECUTION
+        "one trial in this many continues, with this many times the budget",
+        default=3,
+        check=at_least(2),
+        role=Role.EXECUTION,
     )
     suggest: Literal["tpe", "random"] = setting(
-        "who chooses values: tpe: Optuna, from the results; random: they are drawn", default="tpe", role=Role.EXECUTION
+        "how values are chosen. tpe: by Optuna from the results; random: drawn", default="tpe", role=Role.EXECUTION
     )
-    seed: int = setting("what values are drawn with", default=0, check=seed_range, role=Role.EXECUTION)
+    seed: int = setting("seed of the drawn values", default=0, check=seed_range, role=Role.EXECUTION)
     startup: int = setting(
-        "with tpe: first trials, which draw as `random` does", default=10, check=at_least(1), role=Role.EXECUTION
+        "with tpe: number of first trials, drawn as in `random`", default=10, check=at_least(1), role=Role.EXECUTION
     )
 
     packages: ClassVar[tuple[str, ...]] = ("optuna",)

@@ -22,7 +22,7 @@ class RandomSearch(Method):
     """`method random { … }`: each trial draws its values independently."""
 
     kind: str = named("random")
-    seed: int = setting("what values are drawn with", default=0, check=seed_range, role=Role.EXECUTION)
+    seed: int = setting("seed of the drawn values", default=0, check=seed_range, role=Role.EXECUTION)
 
     def points(self, over: Mapping[str, Dimension], trials: int) -> Sequence[Point]:
         return [drawn(over, self.seed, number) for number in range(trials)]

@@ -18,9 +18,9 @@ class TpeSearch(Method):
     """`method tpe { … }`: later trials draw where earlier ones did well; Optuna suggests."""
 
     kind: str = named("tpe")
-    seed: int = setting("what values are drawn with", default=0, check=seed_range, role=Role.EXECUTION)
+    seed: int = setting("seed of the drawn values", default=0, check=seed_range, role=Role.EXECUTION)
     startup: int = setting(
-        "first trials, which draw as `random` does", default=10, check=at_least(1), role=Role.EXECUTION
+        "number of first trials, drawn as in `random`", default=10, check=at_least(1), role=Role.EXECUTION
     )
 
     packages: ClassVar[tuple[str, ...]] = ("optuna",)

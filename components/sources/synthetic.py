@@ -26,7 +26,7 @@ class Synthetic(PlannedSource):
         default=0.5,
         check=not_negative,
     )
-    seed: int | Auto = setting("seed of the documents; auto: that of the experiment", default=AUTO, check=seed_range)
+    seed: int | Auto = setting("seed of the documents; auto: the experiment's seed", default=AUTO, check=seed_range)
 
     kind = "synthetic"
     former_options = ("documents", "length", "spread", "seed")

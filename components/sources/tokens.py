@@ -24,7 +24,7 @@ class Tokens(FileSource):
     """
 
     dtype: Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"] = setting(
-        "integer type; auto: that of a .npy file, uint16 for any other file", default="auto"
+        "integer type; auto: the type of a .npy file, uint16 for any other file", default="auto"
     )
     separator: int | Auto = setting(
         "id that ends a document; auto: the tokenizer's end of text", default=AUTO, check=at_least(0)

@@ -28,7 +28,7 @@ def open_source(request: SourceRequest) -> OpenedSource:
             raise DataError("source `tokens` needs a separator, or a tokenizer that has one")
         separator = tokenizer.eos
     elif tokenizer is not None and not 0 <= separator < tokenizer.vocab_size:
-        message = f"separator {separator} is no token: the vocabulary has {tokenizer.vocab_size:,}"
+        message = f"separator {separator} is not a token: the vocabulary has {tokenizer.vocab_size:,}"
         raise DataError(message, remedy="Set `separator` to the id that ends documents in these files.")
     return OpenedSource(
         reader=TokenFiles(files=units, dtype=request.options["dtype"], separator=separator),

@@ -27,7 +27,7 @@ AIO: Final = {
     "use_gds": False,
 }
 PARAMETERS_AT_ONCE: Final = 5
-_WHAT: Final = {"offload_optimizer": "the state of the optimizer", "offload_param": "parameters"}
+_WHAT: Final = {"offload_optimizer": "the optimizer state", "offload_param": "the parameters"}
 
 
 def conflicts_of_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[Conflict]:
@@ -35,19 +35,18 @@ def conflicts_of_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[Co
     for name, place in chosen.offloading.items():
         path, least = f"parallel.deepspeed.{name}", 3 if name == "offload_param" else 1
         if chosen.stage < least:
-            message = f"stage {chosen.stage} of stack deepspeed cuts no {_WHAT[name].removeprefix('the ')}, and so "
-            message += "offloads none"
+            message = f"stage {chosen.stage} of stack deepspeed does not shard {_WHAT[name]}, and offloads only shards"
             yield Conflict(path, message, f"use deepspeed.stage {least}, {name} none, or use stack parallel")
         elif place == "nvme" and chosen.stage < 3:
-            message = f"stage {chosen.stage} of stack deepspeed offloads to host memory alone"
+            message = f"stage {chosen.stage} of stack deepspeed offloads only to host memory"
             yield Conflict(path, message, f"use {name} cpu, deepspeed.stage 3, or use stack parallel")
         elif place == "nvme" and chosen.nvme_path is None:
-            message = f"{name} is nvme, and stack deepspeed has no folder for it"
+            message = f"{name} is nvme, and stack deepspeed needs a folder for it"
             hint = "give deepspeed { nvme_path } a folder on a disk of the machine, or use stack parallel"
             yield Conflict("parallel.deepspeed.nvme_path", message, hint)
     states = getattr(spec.optimizer, "states", "auto") if chosen.offload_optimizer == "nvme" else "auto"
     if states not in ("auto", spec.precision.params):
-        message = f"stack deepspeed writes moments to files as fp32 alone, and optimizer.states is {states}"
+        message = f"stack deepspeed writes moments to files only as fp32, and optimizer.states is {states}"
         yield Conflict("optimizer.states", message, "remove it, use offload_optimizer cpu, or use stack parallel")
 
 

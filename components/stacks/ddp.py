@@ -33,7 +33,7 @@ class Ddp(PlannedStack):
         "compute": "computes in the format of the parameters",
         "reduce": "sums gradients in the format of the parameters",
         "reshard": "gathers nothing that reshard could free",
-        "prefetch": "gathers nothing that could be asked for early",
+        "prefetch": "gathers nothing that could be gathered early",
         "sync": "sums gradients once a step",
         "offload": "keeps model states where they are used",
     }

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xtrain.plan.graph import Builder
     from xtrain.plan.resolved import Resolved
 
-_AXES: Final = "spreads a model over data ranks alone"
+_AXES: Final = "spreads a model only over data ranks"
 _SHARES: Final = {
     0: "nothing is sharded",
     1: "optimizer state is sharded",
@@ -52,17 +52,17 @@ class Deepspeed(PlannedStack):
     looks_at_machine = True
     unsupported: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("tp", "pp", "cp", "ep"), _AXES),
-        "fsdp": "cuts what its stage says",
+        "fsdp": "shards according to its stage",
         "reduce": "sums gradients in the format of the parameters",
-        "reshard": "gathers what its stage says",
-        "prefetch": "gathers what its stage says",
-        "sync": "sums gradients when its stage says",
+        "reshard": "gathers according to its stage",
+        "prefetch": "gathers according to its stage",
+        "sync": "sums gradients according to its stage",
         "offload": "offloads what `deepspeed { offload_optimizer, offload_param }` says",
     }
     resuming: ClassVar[Mapping[str, str]] = {
-        "stage": "gradients are summed in another order, and ranks have other pieces",
+        "stage": "gradients are summed in another order, and ranks have other shards",
         "offload_optimizer": "states live and are updated on another device",
-        "offload_param": "parameters lie elsewhere",
+        "offload_param": "parameters are stored elsewhere",
         "config": "",
     }
 
@@ -74,19 +74,19 @@ class Deepspeed(PlannedStack):
             yield Conflict("precision.params", message, f"use params fp32, {other}")
         yield from _of_compute(spec, stage, other)
         if spec.precision.base.stores:
-            message = "stack deepspeed does not know matrices that are stored in blocks of codes"
+            message = "stack deepspeed does not support quantized matrices"
             yield Conflict("precision.base", message, f"remove it, {other}")
         if spec.tasks:
-            message = "stack deepspeed has one norm of all gradients, and each task has its own"
+            message = "stack deepspeed has one norm of all gradients, and each task needs its own"
             yield Conflict("task", message, other.removeprefix("or "))
         if spec.step is not None:
             message = f"{spec.step.function} calls `backward` itself, and stack deepspeed has a backward of its own"
             yield Conflict("step.name", message, f"remove `step`, {other}")
         if spec.activation.tile_mlp != 1:
-            message = "stack deepspeed sums a gradient when it first comes, and with tile_mlp it comes in pieces"
+            message = "stack deepspeed sums a gradient when it first arrives, and with tile_mlp it arrives in parts"
             yield Conflict("activation.tile_mlp", message, f"use tile_mlp 1, {other}")
         if spec.optimizer.before_forward:
-            message = f"{spec.optimizer.kind} moves weights before the forward, which stack deepspeed does not know"
+            message = f"{spec.optimizer.kind} moves weights before the forward, which stack deepspeed does not support"
             yield Conflict("optimizer.kind", message, f"use adamw, {other}")
         if stage:
             yield from _of_pieces(spec, stage, other)
@@ -206,12 +206,10 @@ def _of_compute(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
         message = f"stage {stage} of stack deepspeed has an optimizer of its own for bf16, which is not supported"
         yield Conflict("precision.compute", message, f"use deepspeed.stage 2, or compute fp32, {other}")
     elif stage == 2:
-        what = "parameters, which stack deepspeed has in bf16 outside of its own pieces"
+        what = "parameters, which stack deepspeed has in bf16 outside of its own shards"
         yield from _of_readers(spec, what, f"use compute fp32, {other}")
         if spec.model.experts:
-            message = (
-                "mixtures of experts under stack deepspeed are computed in fp32 alone: in bf16 nobody compared them"
-            )
+            message = "stack deepspeed supports mixtures of experts only in fp32: bf16 has not been verified"
             yield Conflict("model.experts", message, f"use compute fp32, {other}")
 
 
@@ -225,23 +223,21 @@ def _of_pieces(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
             message = "stack deepspeed has one optimizer for all parameters"
             yield Conflict(f"{before}optimizer.kind", message, f"remove the group's `optimizer`, {other}")
         elif not chosen.elementwise:
-            message = f"stage {stage} of stack deepspeed cuts parameters anywhere, and {chosen.kind} needs more of a "
+            message = f"stage {stage} of stack deepspeed shards parameters anywhere, and {chosen.kind} needs more of a "
             message += "parameter than the element that it updates"
             yield Conflict("optimizer.kind", message, f"use adamw, lion or sgd, or deepspeed.stage 0, {other}")
     if stage == 3:
         yield from _of_gathered(spec, other)
     if spec.optimizer.clip_value is not None:
-        message = f"stage {stage} of stack deepspeed knows the norm of all gradients, not each of its elements"
+        message = f"stage {stage} of stack deepspeed has the norm of all gradients, but not each element"
         yield Conflict("optimizer.clip_value", message, f"remove clip_value, {other}")
     for hook in spec.hooks.values():
         if (what := hook.declared.get("changes", "nothing")) != "nothing":
-            message = f"{hook.name} changes {what}, and stage {stage} of stack deepspeed has its own copies of pieces"
+            message = f"{hook.name} changes {what}, and stage {stage} of stack deepspeed has its own copies of shards"
             yield Conflict(f"hook.{hook.name}.name", message, f"use deepspeed.stage 0, {other}")
     for path, action in actions_of(spec):
         if action.reads_gradients:
-            message = (
-                f"{action.kind} reads gradients of parameters, and stage {stage} of stack deepspeed takes them away"
-            )
+            message = f"{action.kind} reads gradients of parameters, and stage {stage} of stack deepspeed releases them"
             hint = f"leave gradients out of `of`, use deepspeed.stage 0, {other}"
             yield Conflict(path, message, hint)
 
@@ -250,7 +246,7 @@ def _of_gathered(spec: "Spec", other: str) -> Iterator[Conflict]:
     """Yield conflicts with features that need parameters outside of their module's forward and backward."""
     less = f"use deepspeed.stage 2, {other}"
     if spec.model.experts:
-        message = "stage 3 of stack deepspeed follows modules that give tensors, and a router gives more"
+        message = "stage 3 of stack deepspeed supports modules that return tensors, and a router returns more"
         yield Conflict("model.experts", message, less)
     what = "parameters, which stage 3 of stack deepspeed has only while their module computes"
     beside = {"model.mtp": (bool(spec.model.mtp), "mtp"), "compile.mode": (spec.compile.mode != "none", "compile")}

@@ -57,7 +57,7 @@ def _lacks(builder: Any, compiles: list[str], device: str) -> Iterator[tuple[str
     if not extension.is_ninja_available():
         yield "ninja in PATH", "`pip install ninja` in an environment that is activated"
     if builder.name in compiles and device == "cuda" and extension.CUDA_HOME is None and extension.ROCM_HOME is None:
-        yield "CUDA toolkit", "set CUDA_HOME to that of the CUDA that torch is built for"
+        yield "CUDA toolkit", "set CUDA_HOME to the CUDA version that torch is built for"
 
 
 def _check_lock(name: str) -> None:
@@ -71,5 +71,5 @@ def _check_lock(name: str) -> None:
         message = f"DeepSpeed has nowhere to compile {name}: {error.filename}: {error.strerror}"
         raise EnvironmentFault("X715", f"{message}; set TORCH_EXTENSIONS_DIR to a folder that can be written") from None
     if age > BUILDING:
-        message = f"DeepSpeed would wait for {lock}, which a build of {name} has left that did not end"
-        raise EnvironmentFault("X715", f"{message}; remove it, and start again")
+        message = f"DeepSpeed would wait for {lock}, left by an unfinished build of {name}"
+        raise EnvironmentFault("X715", f"{message}; remove it and start again")

@@ -46,7 +46,7 @@ def wrap(
     EnvironmentFault if the package is missing or cannot be imported (X715), and if the disk has no room for the
     files (X730). Raises PlanMismatch in a trace, which has no ranks to share state with."""
     if records is None:
-        raise PlanMismatch("the engine of DeepSpeed works on real ranks alone; a trace shows what stack parallel does")
+        raise PlanMismatch("the engine of DeepSpeed works only on real ranks; a trace shows stack parallel instead")
     config = in_folder_of_run(config, records.directory.name)
     if rank.is_first:
         durable.write(records.directory / FILE, json.dumps(config, indent=2) + "\n")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xtrain.plan.resolved import Resolved
 
 BUCKET: Final = 2**22  # maximum of numbers reduced together; one larger gradient is reduced alone
-_GROUPS: Final = "spreads a replica group over fsdp and tp alone"
+_GROUPS: Final = "spreads a replica group only over fsdp and tp"
 
 
 @frozen
@@ -29,21 +29,21 @@ class TorchftSettings(StackSettings):
     """`torchft { … }`: the replica groups of `stack = torchft`."""
 
     replicas: int = setting(
-        "replica groups, each with a whole copy of the model and its share of the rows of a step",
+        "number of replica groups, each with a whole copy of the model and its share of the rows of a step",
         default=2,
         check=at_least(2),
         role=Role.MESH,
         added=True,
     )
     min: int = setting(
-        "groups that a step needs: with fewer the others wait for one to come back",
+        "minimum number of groups for a step; with fewer, the others wait for a group to return",
         default=1,
         check=at_least(1),
         role=Role.EXECUTION,
         added=True,
     )
     heartbeat: Quantity = setting(
-        "time without a heartbeat after which a group that has not closed its connections counts as gone",
+        "time without a heartbeat after which a group that has not closed its connections counts as lost",
         default=Quantity(5, "seconds"),
         units=("seconds",),
         check=Range(low=1),
@@ -131,7 +131,7 @@ class Torchft(PlannedStack):
             yield Conflict("parallel.torchft.min", message, f"use at most {own.replicas}")
         if spec.parallel.fsdp.replicate != 1:
             message = "the copies of the model under stack torchft are its replica groups"
-            yield Conflict("parallel.fsdp.replicate", message, "use replicate 1, and say torchft.replicas")
+            yield Conflict("parallel.fsdp.replicate", message, "use replicate 1, and set torchft.replicas")
         yield from _of_ranks_together(spec, other)
         yield from _of_actions(spec, other)
 
@@ -165,16 +165,16 @@ def _of_ranks_together(spec: "Spec", other: str) -> Iterator[Conflict]:
         "model.experts": (spec.model.experts > 0, "the loads of experts", "use a model without experts"),
         "task": (bool(spec.tasks), "a norm for each task", "remove them"),
         "rollout": (spec.rollout is not None, "rewards of completions", "remove it"),
-        "step.name": (spec.step is not None, "whatever a step of your own exchanges", "remove it"),
-        "serve": (spec.serve is not None, "what clients send", "remove it"),
+        "step.name": (spec.step is not None, "data exchanged by your own step", "remove it"),
+        "serve": (spec.serve is not None, "requests of clients", "remove it"),
         "loss": (bool(spec.loss.computed), "log-probabilities of a reference", "use a loss without one"),
     }
     for path, (there, what, instead) in together.items():
         if there:
-            message = f"stack torchft adds up losses and gradients over replica groups, not {what}"
+            message = f"stack torchft sums losses and gradients over replica groups, not {what}"
             yield Conflict(path, message, f"{instead}, {other}")
     if spec.loss.learns_from is not None:
-        message = "stack torchft knows no teacher: each replica group would compute the same"
+        message = "stack torchft does not support a teacher: each replica group would compute the same"
         yield Conflict("loss", message, f"use a loss without one, {other}")
 
 
@@ -183,7 +183,7 @@ def _of_actions(spec: "Spec", other: str) -> Iterator[Conflict]:
 
     for path, action in actions_of(spec):
         if action.goes_back:
-            message = f"{action.kind} goes back in all replica groups, and one that is away would not hear of it"
+            message = f"{action.kind} rolls back all replica groups, and a missing group would not be told"
             yield Conflict(path, message, f"use skip, {other}")
         elif action.writes_beside:
             message = f"the replica groups of stack torchft would write the files of {action.kind} over each other"

@@ -33,7 +33,7 @@ class Wandb(PlannedTracker):
         "W&B project; none: W&B is not used", default=None, role=Role.EXECUTION, example='"pretraining"'
     )
     entity: str | None = setting(
-        "user or team of the project; none: that of the login", default=None, role=Role.EXECUTION
+        "user or team of the project; none: the user of the login", default=None, role=Role.EXECUTION
     )
     name: str | None = setting(
         "name of the run in W&B; none: the experiment and the run's folder", default=None, role=Role.EXECUTION
@@ -71,7 +71,7 @@ class Wandb(PlannedTracker):
             wrong = _flaw_of_name(value_of(value), project=name == "project")
             if wrong:
                 hint = f'use letters, digits, `-`, `_` and `.`, as in {name} = "pretraining"'
-                found.fail(path, "X622", path, f"{name} {wrong}, and W&B takes no such name", hint)
+                found.fail(path, "X622", path, f"{name} {wrong}, and W&B does not accept such a name", hint)
             else:
                 found.passed(path, f"{len(value_of(value))} characters")
         path = "log.wandb.tags"

@@ -294,5 +294,5 @@ def test_files_that_could_not_be_read_are_told_of(tmp_path: Path, monkeypatch: p
     (lock := tmp_path / "async_io" / "lock").touch()
     check_files()  # a build may be under way
     os.utime(lock, (0, 0))
-    with pytest.raises(EnvironmentFault, match="async_io/lock, which a build of async_io has left"):
+    with pytest.raises(EnvironmentFault, match="async_io/lock, left by an unfinished build of async_io"):
         check_files()

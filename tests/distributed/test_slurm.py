@@ -118,7 +118,7 @@ def test_a_run_that_outlives_its_job(tmp_path, monkeypatch):
         assert row()["status"] == "training" and row()["state"] == "RUNNING"
         xtrain("control", str(directory), "stop", environment=environment)
         wait_for(lambda: row()["state"] == "gone" or row()["state"].startswith("FAILED"), said)
-        assert row()["status"] == "stopped", "a run that was stopped by hand is not put back into the queue"
+        assert row()["status"] == "stopped", "a run that was stopped by hand is no requeues"
     last = max(losses(directory))
     assert list(losses(directory)) == list(range(1, last + 1)) and last > end["step"]
     # The same without a stop, on one machine.

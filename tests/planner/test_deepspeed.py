@@ -91,24 +91,24 @@ def test_what_a_step_sends(tmp_path: Path, stage: int, calls: dict[str, int]):
 
 
 @pytest.mark.parametrize(("stage", "more", "says"), [
-    (0, "parallel { tp 2 }", "spreads a model over data ranks alone, and tp is 2"),
-    (0, "parallel { pp 2 }", "spreads a model over data ranks alone, and pp is 2"),
+    (0, "parallel { tp 2 }", "spreads a model only over data ranks, and tp is 2"),
+    (0, "parallel { pp 2 }", "spreads a model only over data ranks, and pp is 2"),
     (0, "precision { params = fp64 }", "keeps weights and sums in fp32, not in fp64"),
     (0, "precision { compute = bf16 }", "stage 0 of stack deepspeed has an optimizer of its own for bf16"),
     (1, "precision { compute = bf16 }", "stage 1 of stack deepspeed has an optimizer of its own for bf16"),
     (2, "precision { compute = fp64 }", "computes in fp32 or in bf16, not in fp64"),
     (2, "precision { compute = fp8 { recipe = rowwise } }", "computes in fp32 or in bf16, not in fp8"),
     (2, "precision { compute = bf16 }\nema { decay = 0.9 }", "ema reads parameters, which stack deepspeed has in bf16"),
-    (0, "activation full { tile_mlp = 2 }", "with tile_mlp it comes in pieces"),
+    (0, "activation full { tile_mlp = 2 }", "with tile_mlp it arrives in parts"),
     (0, "optimizer schedule_free { lr = 1e-3 }", "moves weights before the forward"),
-    (2, f"precision {{ compute = bf16 }}\n{EXPERTS}", "computed in fp32 alone"),
+    (2, f"precision {{ compute = bf16 }}\n{EXPERTS}", "mixtures of experts only in fp32"),
     (1, "optimizer muon { lr = 1e-3 }", "muon needs more of a parameter than the element that it updates"),
-    (1, "optimizer { clip_value = 1.0 }", "knows the norm of all gradients, not each of its elements"),
+    (1, "optimizer { clip_value = 1.0 }", "has the norm of all gradients, but not each element"),
     (1, 'group "norm*" { optimizer sgd { lr = 1.0 } }', "has one optimizer for all parameters"),
     (2, "every 10 steps norms", "norms reads gradients of parameters"),
     (3, "ema { decay = 0.9 }", "ema reads parameters"),
     (3, "adapter lora { rank = 2 }", "an adapter reads parameters"),
-    (3, EXPERTS, "a router gives more"),
+    (3, EXPERTS, "a router returns more"),
     (3, "compile { mode = default }", "compile reads parameters"),
 ])  # fmt: skip
 def test_what_does_not_work_with_it_is_refused(tmp_path: Path, stage: int, more: str, says: str):
@@ -165,7 +165,7 @@ def test_its_checkpoints_move_between_stages_and_stacks(tmp_path: Path):
     two, three, other = plan_of(tmp_path, 2), plan_of(tmp_path, 3), plan_of(tmp_path, 2, stack="parallel")
     (reason,) = resumable(two, three).reasons
     assert (reason.kind, reason.path, reason.effect) == ("safe", "parallel.deepspeed.stage", "rounding")
-    assert reason.text == "2 → 3: gradients are summed in another order, and ranks have other pieces"
+    assert reason.text == "2 → 3: gradients are summed in another order, and ranks have other shards"
     for one, next_one in ((two, other), (other, three)):
         kinds = {each.path: each.kind for each in resumable(one, next_one).reasons}
         assert kinds == {"parallel": "resharded", "parallel.stack": "safe"}

@@ -180,11 +180,11 @@ def test_the_node_says_where_what_is(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("own", "more", "path", "says"), [
-    (f"stage = 0, {CPU}", "", "offload_optimizer", "stage 0 of stack deepspeed cuts no state of the optimizer"),
-    ("stage = 2, offload_param = cpu", "", "offload_param", "stage 2 of stack deepspeed cuts no parameters"),
-    (f"stage = 2, {NVME}", "", "offload_optimizer", "stage 2 of stack deepspeed offloads to host memory alone"),
-    ("stage = 3, offload_optimizer = nvme", "", "nvme_path", "is nvme, and stack deepspeed has no folder for it"),
-    (f"stage = 3, {NVME}", "optimizer { states = bf16 }", "states", "moments to files as fp32 alone"),
+    (f"stage = 0, {CPU}", "", "offload_optimizer", "stage 0 of stack deepspeed does not shard the optimizer state"),
+    ("stage = 2, offload_param = cpu", "", "offload_param", "stage 2 of stack deepspeed does not shard the parameters"),
+    (f"stage = 2, {NVME}", "", "offload_optimizer", "stage 2 of stack deepspeed offloads only to host memory"),
+    ("stage = 3, offload_optimizer = nvme", "", "nvme_path", "is nvme, and stack deepspeed needs a folder for it"),
+    (f"stage = 3, {NVME}", "optimizer { states = bf16 }", "states", "moments to files only as fp32"),
 ])  # fmt: skip
 def test_what_cannot_be_offloaded_is_refused(tmp_path: Path, own: str, more: str, path: str, says: str):
     (tmp_path / "spec.xtrain").write_text(SPEC.format(own=own, more=more))

@@ -172,7 +172,7 @@ def test_nothing_is_stored_of_a_live_teacher(tmp_path, monkeypatch):
     (tmp_path / "spec.xtrain").write_text(spec_text(loss=LOSS.format("live = true, top = 8")))
     found = plan_from_path(tmp_path / "spec.xtrain").diagnostics
     assert [(each.code, each.message) for each in found if "top" in each.message] == [
-        ("W401", "top has no effect: nothing is stored of a teacher that is live")
+        ("W401", "top has no effect: nothing is stored with a live teacher")
     ]
     shutil.rmtree(tmp_path / "teacher")
     (error,) = errors_of(tmp_path, "live = true")

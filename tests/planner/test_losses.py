@@ -122,7 +122,7 @@ def test_an_estimated_point_is_a_forward_in_each_step_and_numbers_of_a_reference
 
 
 @pytest.mark.parametrize(("setting", "more", "code", "message"), [
-    ("reference_point = estimated, reference = precomputed", "", "X439", "no dataset has that"),
+    ("reference_point = estimated, reference = precomputed", "", "X439", "no dataset has them"),
     ("reference_point = estimated", "to_tensor -> flatten -> shift_tokens -> pack(single)", "X527", "it holds one"),
     ("reference_point = guessed", "", "X202", "guessed"),
     ("reference_point = -1", "", "X304", "must not be negative"),

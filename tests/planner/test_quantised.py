@@ -93,7 +93,7 @@ def test_what_cannot_be_stored(compiled, blocks, message, hint):
 
 def test_an_export_says_that_it_writes_the_values_of_codes(compiled, make_plan):
     (wrong,) = compiled(model=PART, precision=NF4, more='on finish export { to = "m" }').diagnostics.errors
-    assert wrong.code == "X525" and wrong.hint == "write `dequantise = true` to have the values of the codes written"
+    assert wrong.code == "X525" and wrong.hint == "write `dequantise = true` to export dequantized values"
     plan = make_plan(model=PART, precision=NF4, more='on finish export { to = "m", dequantise = true }')
     (node,) = [node for node in plan.nodes if node.op == "tick.export"]
     assert node.args["dequantise"] is True
@@ -101,7 +101,7 @@ def test_an_export_says_that_it_writes_the_values_of_codes(compiled, make_plan):
     (node,) = [node for node in plain.nodes if node.op == "tick.export"]
     assert "dequantise" not in node.args
     (idle,) = compiled(model=PART, more='on finish export { to = "m", dequantise = true }').diagnostics.warnings
-    assert idle.code == "W401" and "no matrix is stored in codes" in idle.message
+    assert idle.code == "W401" and "no matrix is quantized" in idle.message
 
 
 DENSE = ('model.frozen=["embed_tokens", "layers.0", "layers.*.self_attn"]', "model.ffn=64", "precision.base.kind=nf4",

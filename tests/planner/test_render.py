@@ -562,12 +562,12 @@ def test_a_long_reason_why_memory_does_not_fit_takes_two_lines(make_plan, monkey
 
 @pytest.mark.parametrize(("launcher", "says"), [
     ("", "none"),
-    ("launcher slurm {}", "launcher slurm: the usual partition, up to 100 requeues"),
+    ("launcher slurm {}", "launcher slurm: the default partition, up to 100 requeues"),
     ('launcher slurm { partition = "gpu", time = 4 h, requeues = 1 }',
         "launcher slurm: partition gpu, 4.00 h, up to 1 requeue"),
-    ("launcher slurm { requeues = 0 }", "launcher slurm: the usual partition, not put back into the queue"),
+    ("launcher slurm { requeues = 0 }", "launcher slurm: the default partition, no requeues"),
     ('launcher kubernetes { image = "i", volumes = ["v:/work"], manifest = job }',
-        "launcher kubernetes: job, image i, not started again"),
+        "launcher kubernetes: job, image i, no restarts"),
     ('launcher kubernetes { image = "i", volumes = ["v:/work"], restarts = 2, queue = "q" }',
         "launcher kubernetes: jobset, image i, queue q, up to 2 restarts"),
 ])  # fmt: skip

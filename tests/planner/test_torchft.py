@@ -109,13 +109,13 @@ def test_a_group_is_cut_as_so_many_ranks_alone(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("more", "path", "says"), [
-    ("parallel { pp 2 }", "parallel.pp.size", "spreads a replica group over fsdp and tp alone, and pp is 2"),
-    ("parallel { cp 2 }", "parallel.cp.size", "spreads a replica group over fsdp and tp alone, and cp is 2"),
+    ("parallel { pp 2 }", "parallel.pp.size", "spreads a replica group only over fsdp and tp, and pp is 2"),
+    ("parallel { cp 2 }", "parallel.cp.size", "spreads a replica group only over fsdp and tp, and cp is 2"),
     ("parallel { fsdp auto { replicate = 2 } }", "parallel.fsdp.replicate", "are its replica groups"),
     ("parallel { torchft { min = 3 } }", "parallel.torchft.min", "would need 3 replica groups, and there are 2"),
     ("fault_tolerance { elastic = 2..4 }", "fault_tolerance.elastic", "continues with the remaining replica groups"),
     ("model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 4, expert_ffn = 32 }", "model.experts", "loads"),
-    ("on nan(2) rollback", "on.0.actions.0", "rollback goes back in all replica groups"),
+    ("on nan(2) rollback", "on.0.actions.0", "rollback rolls back all replica groups"),
     ('every 10 steps export { to = "a/{step}" }', "every.0.actions.0", "the files of export over each other"),
 ])  # fmt: skip
 def test_what_does_not_work_with_it_is_refused(tmp_path: Path, more: str, path: str, says: str):

@@ -290,7 +290,7 @@ parallel { stack = deepspeed, deepspeed { stage = 3, offload_optimizer = nvme, n
     ("libaio", "there is no libaio that a C compiler finds here", "install libaio-dev (or libaio-devel) and gcc"),
     ("programs", "no C++ compiler (c++) and no ninja in PATH here", "install g++ and `pip install ninja`"),
     ("folder", "DeepSpeed has nowhere to compile async_io", "set TORCH_EXTENSIONS_DIR"),
-    ("end", "async_io/lock, which a build of async_io has left that did not end", "remove it"),
+    ("end", "async_io/lock, left by an unfinished build of async_io", "remove it"),
 ])  # fmt: skip
 def test_what_a_stack_needs_of_the_machine_beside_its_package(folder, capsys, monkeypatch, lacks, what, do):
     """Here what DeepSpeed compiles to offload to files; nothing is compiled to find that out."""
