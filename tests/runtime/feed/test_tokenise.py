@@ -246,7 +246,7 @@ def test_of_several_that_come_at_once_one_builds(folder: Path, tmp_path: Path):
 def test_when_the_builder_dies_another_goes_on(tmp_path: Path):
     folder = write_lines(tmp_path / "in", [[f"{number}"] for number in range(40)])
     key, whole = expected(folder, tmp_path)
-    first = start(folder, tmp_path / "cache", "--seconds", 0.03)
+    first = start(folder, tmp_path / "cache", "--seconds", 0.1)
     wait_until(lambda: len(logged(tmp_path)) > 3)
     second = start(folder, tmp_path / "cache", "--seconds", 0.0)
     assert second.stdout is not None and second.stdout.readline() == "waiting\n"
