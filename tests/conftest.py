@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 # While modules are loaded and tests are collected next to nothing becomes garbage: a fifth of that time.
 gc.disable()
 
+# Tests say which terminal and language they need: those of whoever starts them decide nothing.
+for variable in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "LC_ALL", "LC_CTYPE"):
+    os.environ.pop(variable, None)
+os.environ |= {"LANG": "C.UTF-8", "TERM": "xterm"}
+
 # Threads of several processes would wait for each other's cores; torch reads this when it is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
