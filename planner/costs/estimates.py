@@ -437,12 +437,6 @@ def _taught(stage: StageCosts) -> tuple[int, int]:
     return (0, 0) if teacher is None else _forward(teacher, predicts=True)
 
 
-def _referred(resolved: Resolved, stage: StageCosts) -> tuple[int, int]:
-    """Return the FLOPs of the loss's reference forward of one microbatch, if each step has one: of products, of
-    attention."""
-    return _forward(stage, predicts=stage.predicts) if refers_in_each_step(resolved.spec) else (0, 0)
-
-
 def _forward(stage: StageCosts, *, predicts: bool) -> tuple[int, int]:
     ops = [op for block, _ in stage.blocks for op in block.trace.ops]
     attention = sum(op.flops for op in ops if op.attends)
@@ -451,7 +445,9 @@ def _forward(stage: StageCosts, *, predicts: bool) -> tuple[int, int]:
 
 def _beside(resolved: Resolved, stage: StageCosts) -> tuple[int, int]:
     """Return the FLOPs of a stage for one microbatch outside its forward and backward: of products, of attention."""
-    products, attention = zip(_again(stage), _taught(stage), _referred(resolved, stage), strict=True)
+    # The forward of the loss's reference, if each step has one.
+    referred = _forward(stage, predicts=stage.predicts) if refers_in_each_step(resolved.spec) else (0, 0)
+    products, attention = zip(_again(stage), _taught(stage), referred, strict=True)
     return sum(products), sum(attention)
 
 

@@ -160,7 +160,9 @@ def _memory(resolved: Resolved, pp: int, states: OwnedBytes, peak: int, **parts:
     updating += stack_of(resolved.spec).beside_update(resolved, states)
     scorer, scoring = scorer_bytes(resolved, pp)
     sampling = _buckets(resolved, states) + max(sampling_bytes(resolved), scoring)
-    peak = max(peak, persistent + _norms(resolved, states), persistent + updating, persistent + sampling)
+    # Exact copies of all gradients, from which their norm is computed.
+    norms = 2 * states.trained if resolved.formats.params == "bf16" else 0
+    peak = max(peak, persistent + norms, persistent + updating, persistent + sampling)
     peak += states.reference + scorer + replayed_bytes(resolved)
     return Memory(
         parameters=states.parameters,
@@ -177,11 +179,6 @@ def _memory(resolved: Resolved, pp: int, states: OwnedBytes, peak: int, **parts:
 def _buckets(resolved: Resolved, states: OwnedBytes) -> int:
     """Return the bytes of buffers in which the stack sums gradients; they stay allocated."""
     return states.trained if resolved.stack.buckets else 0
-
-
-def _norms(resolved: Resolved, states: OwnedBytes) -> int:
-    """Return the bytes of exact copies of all gradients, from which their norm is computed."""
-    return 2 * states.trained if resolved.formats.params == "bf16" else 0
 
 
 def _of_actions(resolved: Resolved, states: OwnedBytes) -> int:

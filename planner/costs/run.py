@@ -339,7 +339,7 @@ def disk_of(plan: Plan, saves: int | None) -> DiskUse | None:
     if saving is None or (saves is None and saving["keep"] is None):
         return None
     contents = checkpoint_contents(plan)
-    sidecar = _sidecar(plan, contents)
+    sidecar = len(json.dumps(contents, indent=1)) + OF_COUNTERS + plan.mesh.world_size * OF_A_FILE
     full = sidecar + _full(plan, contents, saving["backend"])
     weights = _weights_on_disk(plan, contents, saving["backend"])
     weights += sidecar if weights else 0
@@ -391,7 +391,3 @@ def _pieces(plan: Plan, tensors: Iterable[ParameterSpec]) -> int:
 
 def _buffer_bytes(contents: Mapping[str, Any]) -> int:
     return sum(BYTES["fp32"] * prod(shape) for shape in contents["buffers"].values())
-
-
-def _sidecar(plan: Plan, contents: Mapping[str, Any]) -> int:
-    return len(json.dumps(contents, indent=1)) + OF_COUNTERS + plan.mesh.world_size * OF_A_FILE

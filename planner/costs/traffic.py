@@ -64,7 +64,9 @@ def sums_of(resolved: Resolved, stages: list[StageCosts]) -> Iterator[Times]:
             if unit is not None:
                 yield from _exchange(unit, axis, copies, node, times * count)
         if resolved.size("tp") > 1 and resolved.dense_fsdp:
-            width = BYTES[resolved.formats.compute if times > 1 or _at_once(resolved) else resolved.formats.reduce]
+            # Exchanged as they are computed, before they are cast to the reduce format.
+            at_once = times > 1 or (resolved.size("pp") == 1 and resolved.batch.accumulate == 1)
+            width = BYTES[resolved.formats.compute if at_once else resolved.formats.reduce]
             ends = set(stage_end_names(resolved.architecture, resolved.pipeline, stage.stage))
             own = [t for t in resolved.inventory.tensors if t.name in ends]
             blocks = [(block_tensors(resolved.inventory, block.layer), n) for (block, _), n in stage.counts.items()]
@@ -96,11 +98,6 @@ def _exchange(unit: FsdpUnit, axis: str, copies: str, node: str, times: int) -> 
         yield CollectiveCall(axis, "reduce_scatter", node, unit.buffer), times
     if unit.copies > 1:
         yield CollectiveCall(copies, "all_reduce", node, unit.output), times
-
-
-def _at_once(resolved: Resolved) -> bool:
-    """Return True if gradients are exchanged as they are computed, before they are cast to the reduce format."""
-    return resolved.size("pp") == 1 and resolved.batch.accumulate == 1
 
 
 def _dense_axis(resolved: Resolved) -> str:
@@ -232,8 +229,6 @@ def _ends(calls: CollectiveCounts, resolved: Resolved, stage: StageCosts, count:
             if live and tensor.loss:  # the largest logits of both models, sums over all logits, and the divergence
                 for sums in (2, 5, 2 if resolved.spec.loss.args()["form"] == "jsd" else 1):
                     calls.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
-            elif live:
-                calls.add(CollectiveCall("tp", "all_gather", TP, resolved.size("tp") * local.vocab * exact), 2 * count)
             elif tensor.loss:
                 calls.add(CollectiveCall("tp", "all_reduce", TP, exact), count)
                 sums = 2 + len({"mean_logprob_T", "entropy_T"}.intersection(reads))
@@ -241,7 +236,8 @@ def _ends(calls: CollectiveCounts, resolved: Resolved, stage: StageCosts, count:
                     sums = 4 + teacher.top
                 calls.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
             else:
-                calls.add(CollectiveCall("tp", "all_gather", TP, resolved.size("tp") * local.vocab * exact), count)
+                logits = resolved.size("tp") * local.vocab * exact
+                calls.add(CollectiveCall("tp", "all_gather", TP, logits), count * (1 + live))
 
 
 def _teacher(calls: CollectiveCounts, resolved: Resolved, stage: StageCosts, count: int) -> None:

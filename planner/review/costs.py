@@ -46,7 +46,7 @@ def show_memory(page: Page, plan: Plan, detail: Detail) -> None:
     host = "; params, grads, optim. in host memory, not in total" if offloaded else ""
     peak = "forward_backward" if plan.serves else "step"
     page.heading("MEMORY", f"{unit} on a rank at the peak of a {peak}{host}")
-    used = [each for each in CATEGORIES if any(getattr(memory, each) for memory in _memories(plan))]
+    used = [each for each in CATEGORIES if any(getattr(one.memory, each) for one in (*classes, *plan.traced))]
     rows: list[tuple[str, ...]] = [("", *(SHORT.get(each) or each for each in used), "total")]
     groups = [list(group) for _, group in groupby(classes, key=lambda each: each.memory)]
     shown = _chosen(groups, room.worst, detail.most(MOST_CLASSES))
@@ -93,10 +93,6 @@ def _joined(words: list[str], room: int) -> list[str]:
         else:
             lines.append(word)
     return lines
-
-
-def _memories(plan: Plan) -> list[Memory]:
-    return [*(each.memory for each in plan.estimates.classes), *(each.memory for each in plan.traced)]
 
 
 def _cells(memory: Memory, used: list[str], size: int, *, traced: bool = False) -> list[str]:
@@ -169,14 +165,10 @@ def with_trace(plan: Plan, traced: tuple[Traced, ...]) -> Plan:
 def agreement(plan: Plan) -> tuple[Check, ...]:
     """Return a check for each figure, with the rank on which estimate and trace differ most; it warns beyond
     TOLERANCE."""
-    pairs = [(each, _class(plan, each)) for each in plan.traced]
+    pairs = [(each, one) for each in plan.traced for one in plan.estimates.classes if one.pp == each.pp]
     if not pairs:
         return ()
     return (*_memory(pairs), *_traffic(plan.mesh, pairs))
-
-
-def _class(plan: Plan, traced: Traced) -> RankClass:
-    return next(each for each in plan.estimates.classes if each.pp == traced.pp)
 
 
 def _memory(pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:

@@ -214,7 +214,7 @@ def to_json(found: PlanDifference) -> dict[str, Any]:
         "nodes": [
             {
                 "id": change.id,
-                "change": _kind(change),
+                "change": "added" if change.before is None else "removed" if change.after is None else "changed",
                 "arguments": {key: list(pair) for key, pair in change.arguments.items()},
             }
             for change in found.nodes
@@ -238,10 +238,6 @@ def to_json(found: PlanDifference) -> dict[str, Any]:
         ],
         "amounts": [asdict(each) for each in found.amounts],
     }
-
-
-def _kind(change: NodeChange) -> str:
-    return "added" if change.before is None else "removed" if change.after is None else "changed"
 
 
 EFFECT_STYLES: Final = {"same": "green", "safe": "green", "resharded": "yellow", "incompatible": "red"}

@@ -44,6 +44,7 @@ from xtrain.version import __version__
 QUIET = {"world_size", "steps", "tokens_per_step", "precision.compute", "parallel.fsdp.reduce", "launch.ranks_per_node"}
 QUIET |= {"model.qk_norm", "batch.accumulate", "collate", "parallel.pp.layers", "parallel.fsdp.reshard"}
 CHOSEN = ("derived", "set", "param", "let", "config")
+VERDICTS = ("fail", "warn", "unknown", "pass")
 VERDICT_STYLES: dict[Verdict, str] = {"fits": "green", "tight": "yellow", "does not fit": "red", "unknown": "dim"}
 
 
@@ -100,9 +101,8 @@ def show_glance(page: Page, plan: Plan) -> None:
     """Show the four facts that a decision depends on."""
     page.line()
     room = headroom(plan)
-    counts = Counter(check.status for check in plan.checks)
-    verdicts = ", ".join(f"{counts[each]} {each}" for each in ("fail", "warn", "unknown", "pass") if counts[each])
-    worst = "red" if counts["fail"] else "yellow" if counts["warn"] else "green"
+    verdicts = _verdicts(plan, VERDICTS)
+    worst = "red" if "fail" in verdicts else "yellow" if "warn" in verdicts else "green"
     first, *more = wrap(f"{room.verdict}: {room.text}", WIDTH - len("  memory  "))
     rows = [
         ("memory", page.paint(room.verdict, VERDICT_STYLES[room.verdict]) + first.removeprefix(room.verdict)),
@@ -113,6 +113,11 @@ def show_glance(page: Page, plan: Plan) -> None:
     ]
     for name, text in rows:
         page.line(f"  {name:<6}  {text}")
+
+
+def _verdicts(plan: Plan, order: Sequence[str]) -> str:
+    counts = Counter(check.status for check in plan.checks)
+    return ", ".join(f"{counts[each]} {each}" for each in order if counts[each])
 
 
 def _step_text(plan: Plan) -> str:
@@ -206,27 +211,22 @@ def _layers_text(layers: tuple[int, ...]) -> str:
 
 def show_values(page: Page, plan: Plan, detail: Detail) -> None:
     """Show derived values and values from outside the plain text; defaults and literals are only counted."""
+    page.heading("VALUES", _origins(plan))
     if detail.full:
-        _all_values(page, plan)
+        rows = []
+        for entry in plan.provenance:
+            how, place = (f" = {entry.how}" if entry.how else "", f", {entry.place}" if entry.place else "")
+            rows.append((entry.path, f"{entry.value}  ({entry.origin}{how}{place})"))
+        page.described(rows)
         return
     chosen = [
         (entry.path, entry.value, f"= {entry.how}" if entry.how else f"{entry.origin} {entry.place}".strip())
         for entry in plan.provenance
         if entry.path not in QUIET and entry.origin in CHOSEN
     ]
-    page.heading("VALUES", _origins(plan))
     most = detail.most(12)
     page.table([(path, clip(value, 40), how) for path, value, how in chosen[:most]], styles=("", "cyan", "dim"))
     page.more(len(chosen) - most, "values")
-
-
-def _all_values(page: Page, plan: Plan) -> None:
-    page.heading("VALUES", _origins(plan))
-    rows = []
-    for entry in plan.provenance:
-        how = f" = {entry.how}" if entry.how else ""
-        rows.append((entry.path, f"{entry.value}  ({entry.origin}{how}{f', {entry.place}' if entry.place else ''})"))
-    page.described(rows)
 
 
 def _origins(plan: Plan) -> str:
@@ -234,13 +234,9 @@ def _origins(plan: Plan) -> str:
     return ", ".join(f"{count} {origin}" for origin, count in sorted(origins.items()))
 
 
-VERDICTS = ("fail", "warn", "unknown", "pass")
-
-
 def show_server_glance(page: Page, plan: Plan) -> None:
     """Show whether the server fits, how many adapters fit, and its address."""
     args, room = plan.node(SETUP).args, headroom(plan)
-    counts = Counter(check.status for check in plan.checks)
     fit = slots_that_fit(plan)
     room_text = "how many fit is unknown" if fit is None else f"there is room for {fit:,}"
     page.line()
@@ -252,7 +248,7 @@ def show_server_glance(page: Page, plan: Plan) -> None:
     key = f"key in {args['key']}" + ("" if args["key_needed"] else ", or a generated one that it prints")
     scheme = "https" if args["certificate"] else "http"
     page.line(f"  listens {scheme}://{args['host']}:{args['port']} as `{args['model_name']}`, {key}")
-    page.line(f"  checks  {', '.join(f'{counts[each]} {each}' for each in VERDICTS if counts[each])}")
+    page.line(f"  checks  {_verdicts(plan, VERDICTS)}")
 
 
 def show_requests(page: Page, plan: Plan, detail: Detail) -> None:
@@ -310,15 +306,10 @@ def show_checks(page: Page, plan: Plan, detail: Detail) -> None:
     """Show every check that did not pass, and the number of the others, or all of them in full."""
     passed = [check for check in plan.checks if check.status == "pass"]
     page.heading("CHECKS", f"{len(passed)} of {len(plan.checks)} pass")
-    show_warnings(page, plan, but=_shown_above(plan))
+    # Remedies for memory are shown with the memory, as a table.
+    show_warnings(page, plan, but="; use " if plan.estimates.remedies else "")
     if detail.full:
         page.table([("pass", check.id, check.evidence) for check in passed], styles=("green", "", "dim"))
-
-
-def _shown_above(plan: Plan) -> str:
-    """Return the start of the text that need not be repeated: remedies for memory are shown with the memory, as a
-    table."""
-    return "; use " if plan.estimates.remedies else ""
 
 
 def show_warnings(page: Page, plan: Plan, *, but: str = "") -> None:
@@ -335,9 +326,8 @@ def show_warnings(page: Page, plan: Plan, *, but: str = "") -> None:
 
 
 def show_footer(page: Page, plan: Plan, detail: Detail) -> None:
-    counts = Counter(check.status for check in plan.checks)
-    verdicts = ", ".join(f"{counts[each]} {each}" for each in ("pass", "warn", "unknown", "fail") if counts[each])
     page.line()
+    verdicts = _verdicts(plan, ("pass", "warn", "unknown", "fail"))
     summary = f"{plural(len(plan.nodes), 'node')}, {plural(len(plan.checks), 'check')} ({verdicts})"
     page.line(f"Plan {plan.id}: {summary}, checkpoint {bytes_text(plan.estimates.checkpoint_bytes)}", "bold")
     if not detail.full:

@@ -4,7 +4,7 @@ same: nothing that is trained differs. safe: differences that a run may have aft
 of the state or the rows of a step are on other ranks. incompatible: the runtime refuses it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 from attrs import frozen
@@ -25,7 +25,7 @@ from xtrain.planner.graph import server  # noqa: F401 (declares, with its import
 from xtrain.planner.graph.data import OP as REFERENCE
 from xtrain.planner.graph.saving import average_args
 from xtrain.planner.review.resuming_course import ResumedPlan, curve_reasons, phase_reasons
-from xtrain.planner.review.resuming_data import Kind, Reason, data_reasons
+from xtrain.planner.review.resuming_data import Kind, Reason, data_reasons, refused, resharded, safe
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
@@ -70,7 +70,7 @@ def resumable(a: Plan, b: Plan, step: int | None = None, past: StepSizes | None 
 
 def _reasons(a: Plan, b: Plan, step: int | None, past: StepSizes | None) -> Iterator[Reason]:
     for difference in mismatches(checkpoint_contents(a), checkpoint_contents(b)):
-        yield Reason(kind="incompatible", path=difference.path, text=difference.text)
+        yield refused(difference.path, difference.text)
     yield from data_reasons(a, b)
     yield from _layout(a, b)
     yield from _formats(a, b)
@@ -83,7 +83,7 @@ def _reasons(a: Plan, b: Plan, step: int | None, past: StepSizes | None) -> Iter
     yield from _objective(a, b)
     yield from _cadence(a, b)
     yield from _restarts(a, b)
-    yield from _name(a, b)
+    yield from _changed("experiment.name", (a.name, b.name), "only the name of the run changes")
 
 
 def _sides(a: Plan, b: Plan, step: int | None, past: StepSizes | None) -> tuple[ResumedPlan, ResumedPlan]:
@@ -106,28 +106,28 @@ def _layout(a: Plan, b: Plan) -> Iterator[Reason]:
     if not parts and _pieces(a) != _pieces(b) and a.parameters == b.parameters:
         parts.append("the same axes, divided differently")
     if parts:
-        text = f"{', '.join(parts)}: every rank reads its own shards"
-        yield Reason(kind="resharded", path="parallel", text=text, effect="rounding")
+        yield resharded("parallel", f"{', '.join(parts)}: every rank reads its own shards")
     stacks = [next(each.value for each in plan.provenance if each.path == "parallel.stack") for plan in (a, b)]
-    if stacks[0] != stacks[1]:
-        text = f"{stacks[0]} → {stacks[1]}: gradients are summed in another order"
-        yield Reason(kind="safe", path="parallel.stack", text=text, effect="rounding")
+    yield from _changed("parallel.stack", stacks, "gradients are summed in another order", "rounding")
     where_a, where_b = ((plan.launch["nodes"], plan.mesh.ranks_per_node) for plan in (a, b))
     if where_a != where_b and a.mesh.world_size == b.mesh.world_size:
         text = f"{where_a[0]} · {where_a[1]} → {where_b[0]} · {where_b[1]} ranks: the same ranks on other machines"
-        yield Reason(kind="safe", path="launch.nodes", text=text)
+        yield safe("launch.nodes", text)
+
+
+def _changed(path: str, values: Sequence[Any], why: str, effect: Effect = "none") -> Iterator[Reason]:
+    """Yield a reason if the values of both plans differ."""
+    old, new = values
+    if old != new:
+        yield safe(path, f"{old} → {new}: {why}", effect)
 
 
 def _restarts(a: Plan, b: Plan) -> Iterator[Reason]:
     """Yield reasons for changed restarts and worlds."""
     times = [plan.launch["restarts"] for plan in (a, b)]
-    if times[0] != times[1]:
-        text = f"{times[0]} → {times[1]}: how often failed ranks are restarted"
-        yield Reason(kind="safe", path="fault_tolerance.restarts", text=text)
+    yield from _changed("fault_tolerance.restarts", times, "how often failed ranks are restarted")
     worlds = [", ".join(str(each.world) for each in plan.elastic) or "none" for plan in (a, b)]
-    if worlds[0] != worlds[1]:
-        text = f"{worlds[0]} → {worlds[1]}: the world sizes on which the run may continue"
-        yield Reason(kind="safe", path="fault_tolerance.elastic", text=text)
+    yield from _changed("fault_tolerance.elastic", worlds, "the world sizes on which the run may continue")
 
 
 def _axes(plan: Plan) -> list[Any]:
@@ -157,17 +157,19 @@ def _formats(a: Plan, b: Plan) -> Iterator[Reason]:
     params = [plan.node("setup.build_model").args["params"] for plan in (a, b)]
     if PRECISION[params[0]] < PRECISION[params[1]]:
         text = f"{params[0]} → {params[1]}: the saved state is represented exactly, in a wider format"
-        yield Reason(kind="safe", path="precision.params", text=text, effect="rounding")
-    compute = [_compute(plan, format) for plan, format in zip((a, b), params, strict=True)]
-    if compute[0] != compute[1] and compute != params:
-        text = f"{compute[0]} → {compute[1]}: forward and backward round differently; the state keeps its format"
-        yield Reason(kind="safe", path="precision.compute", text=text, effect="rounding")
+        yield safe("precision.params", text, "rounding")
+    # Of parameters in the compute format, unless sharding casts them.
+    casts = [_args(plan, "setup.parallel.root_fsdp") or {} for plan in (a, b)]
+    compute = [args.get("compute", format) for args, format in zip(casts, params, strict=True)]
+    if compute != params:
+        why = "forward and backward round differently; the state keeps its format"
+        yield from _changed("precision.compute", compute, why, "rounding")
     products = [_args(plan, "setup.float8") for plan in (a, b)]
     if products[0] != products[1]:
-        text = (
-            f"{_products(products[0])} → {_products(products[1])}: they are rounded differently; the state keeps its "
+        change = " → ".join(map(_products, products))
+        yield safe(
+            "precision.compute", f"{change}: they are rounded differently; the state keeps its format", "rounding"
         )
-        yield Reason(kind="safe", path="precision.compute", text=f"{text}format", effect="rounding")
 
 
 def _products(args: dict[str, Any] | None) -> str:
@@ -177,19 +179,12 @@ def _products(args: dict[str, Any] | None) -> str:
     return f"{sum(map(len, args['matrices'].values()))} matrices in fp8, {args['recipe']}"
 
 
-def _compute(plan: Plan, params: str) -> str:
-    """Return the compute format: the format of the parameters, unless sharding casts them."""
-    return (_args(plan, "setup.parallel.root_fsdp") or {}).get("compute", params)
-
-
 def _early(a: Plan, b: Plan) -> Iterator[Reason]:
     """Yield reasons for changed prefetching and overlap, whose node arguments only give a number of units."""
     if (said := _said(a, b, "parallel.fsdp.prefetch")) is not None:
-        text = f"{said[0]} → {said[1]}: memory changes, training does not"
-        yield Reason(kind="safe", path="parallel.fsdp.prefetch", text=text)
+        yield safe("parallel.fsdp.prefetch", f"{said[0]} → {said[1]}: memory changes, training does not")
     if (said := _said(a, b, "parallel.tp.overlap")) is not None:
-        text = f"{said[0]} → {said[1]}: sums are computed in another order"
-        yield Reason(kind="safe", path="parallel.tp.overlap", text=text, effect="rounding")
+        yield safe("parallel.tp.overlap", f"{said[0]} → {said[1]}: sums are computed in another order", "rounding")
 
 
 def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
@@ -224,7 +219,7 @@ def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
                 if on_base and op == "setup.weights" and name == "init_std":
                     values = _spell(_given(old, name)), _spell(_given(new, name))
                     text = f"{values[0]} → {values[1]}: the model under the adapter is drawn again at every start"
-                    yield Reason(kind="incompatible", path=rule.path, text=text)
+                    yield refused(rule.path, text)
                     continue
                 yield _allowed(rule, name, *(_said(a, b, rule.path) or (_given(old, name), _given(new, name))))
 
@@ -269,25 +264,21 @@ def _said(a: Plan, b: Plan, path: str) -> tuple[str | None, str | None] | None:
 
 def _unknown(what: str, one: Node | None, other: Node | None) -> Reason:
     change = "is new" if one is None else "is gone" if other is None else "has changed"
-    text = f"{change}; the effect on a checkpoint is unknown"
-    return Reason(kind="incompatible", path=what, text=text)
+    return refused(what, f"{change}; the effect on a checkpoint is unknown")
 
 
 def _allowed(rule: Rule, name: str, old: Any, new: Any) -> Reason:
     prefix = "" if rule.path.endswith(name) or "." in rule.path else f"{name} "
-    text = f"{prefix}{_spell(old)} → {_spell(new)}: {rule.text}"
-    return Reason(kind="safe", path=rule.path, text=text, effect=rule.effect)
+    return safe(rule.path, f"{prefix}{_spell(old)} → {_spell(new)}: {rule.text}", rule.effect)
 
 
 def _average(a: Plan, b: Plan) -> Iterator[Reason]:
     """Yield reasons for averaged weights that only one side keeps."""
     before, after = average_args(a), average_args(b)
     if before is None and after is not None:
-        text = "none → ema: the average starts from the weights of the checkpoint"
-        yield Reason(kind="safe", path="ema", text=text, effect="learning")
+        yield safe("ema", "none → ema: the average starts from the weights of the checkpoint", "learning")
     elif before is not None and after is None:
-        text = "ema → none: the averaged weights of the checkpoint are dropped"
-        yield Reason(kind="safe", path="ema", text=text)
+        yield safe("ema", "ema → none: the averaged weights of the checkpoint are dropped")
 
 
 def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
@@ -295,7 +286,7 @@ def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
     before, after = (_args(plan, "setup.loss") or {"kind": LOSSES.default().kind} for plan in (a, b))
     if before["kind"] != after["kind"]:
         text = f"{before['kind']} → {after['kind']}: another loss is minimized from here on"
-        yield Reason(kind="safe", path="loss.kind", text=text, effect="learning")
+        yield safe("loss.kind", text, "learning")
     else:
         chosen = LOSSES.of_users if "user" in after else LOSSES.get(after["kind"])
         said = chosen.resuming if chosen is not None else {}
@@ -327,13 +318,10 @@ def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:
     """Yield reasons for changed ticks, events and the end of a run: when something is evaluated or saved."""
     before, after = recurring(a), recurring(b)
     for path in {**before, **after}:
-        old, new = before.get(path, "never"), after.get(path, "never")
-        if old != new:
-            why = "evaluating, logging and saving do not affect training"
-            if path.startswith("on nan"):
-                why = "it applies to bad steps from here on"
-            text = f"{old} → {new}: {why}"
-            yield Reason(kind="safe", path=path, text=text)
+        why = "evaluating, logging and saving do not affect training"
+        if path.startswith("on nan"):
+            why = "it applies to bad steps from here on"
+        yield from _changed(path, [side.get(path, "never") for side in (before, after)], why)
     old, new = ({node.id: node.args for node in plan.nodes if node.kind in ("tick", "event")} for plan in (a, b))
     for id in (id for id in old if id in new and old[id] != new[id]):
         changes = [
@@ -343,17 +331,10 @@ def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:
         ]
         if not changes:
             continue
-        text = f"{', '.join(changes)}: evaluating does not affect training"
-        yield Reason(kind="safe", path=actions_text((id,), stop=False), text=text)
+        yield safe(actions_text((id,), stop=False), f"{', '.join(changes)}: evaluating does not affect training")
     if not b.node("setup.resume").args["resume"]:
         text = "false: the run starts from step 0 and moves the old run aside; set it to true to resume"
-        yield Reason(kind="safe", path="checkpoint.resume", text=text)
-
-
-def _name(a: Plan, b: Plan) -> Iterator[Reason]:
-    if a.name != b.name:
-        text = f"{a.name} → {b.name}: only the name of the run changes"
-        yield Reason(kind="safe", path="experiment.name", text=text)
+        yield safe("checkpoint.resume", text)
 
 
 def _spell(value: Any) -> str:

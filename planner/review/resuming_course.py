@@ -12,7 +12,7 @@ from xtrain.plan.data import call_text
 from xtrain.plan.graph import Effect
 from xtrain.plan.learning_rate import computed, first_step, in_order, learning_rate
 from xtrain.plan.plan import Plan, PlanPhase
-from xtrain.planner.review.resuming_data import Reason, renamed
+from xtrain.planner.review.resuming_data import Reason, refused, renamed, safe
 from xtrain.text.units import amount_in_epochs, plural
 
 BUDGET: Final = "experiment.budget"
@@ -60,8 +60,7 @@ def curve_reasons(one: ResumedPlan, other: ResumedPlan, step: int | None) -> Ite
             continue
         if before["kind"] != after["kind"] and not (name in before and name in after):
             continue  # an argument that only one schedule has is covered by the schedule's name
-        text = f"{_spell(before.get(name))} → {_spell(after.get(name))}: {at}"
-        yield Reason(kind="safe", path=path, text=text, effect="learning")
+        yield safe(path, f"{_spell(before.get(name))} → {_spell(after.get(name))}: {at}", "learning")
     yield from _budget(one, other, step, at)
 
 
@@ -113,37 +112,36 @@ def _budget(one: ResumedPlan, other: ResumedPlan, step: int | None, at: str) -> 
     before, after = a.timeline, b.timeline
     begins_there = b.node("setup.resume").args["origin"] is not None  # a run does not continue past its own end
     if step is not None and total_b is not None and (step > total_b or (step == total_b and begins_there)):
-        text = f"{_amount(b)}, and the checkpoint is of step {step:,}: nothing is left to train (X722)"
-        yield Reason(kind="incompatible", path=BUDGET, text=text)
+        yield refused(BUDGET, f"{_amount(b)}, and the checkpoint is of step {step:,}: nothing is left to train (X722)")
         return
     if (total_a, before.epochs) == (total_b, after.epochs):
         return
     path = BUDGET
     if total_a is None or total_b is None or not _counted_length(one, other):
         text = f"{_amount(a)} → {_amount(b)}: the schedule spans the number of steps that the data gives"
-        yield Reason(kind="safe", path=path, text=text, effect="learning")
+        yield safe(path, text, "learning")
         return
     text = f"{total_a:,} → {plural(total_b, 'step')}: "
     if total_a != total_b and (left := _left(one, other, step)):
-        yield Reason(kind="safe", path=path, text=f"{text}{left}")
+        yield safe(path, f"{text}{left}")
         return
     done = step if step is not None else min(total_a, total_b)
     alike = _alike(one, other, done)
     if step == total_b:
         text += "the checkpoint is of the last step: only the end of the run is left"
-        yield Reason(kind="safe", path=path, text=text, effect="none" if alike else "learning")
+        yield safe(path, text, "none" if alike else "learning")
         return
     if alike:
         text += (
             f"the learning rate up to step {done:,} equals that of a run of {plural(total_b, 'step')} from its start"
         )
-        yield Reason(kind="safe", path=path, text=text)
+        yield safe(path, text)
         return
     kind = other.args["kind"]
     text += f"the curve ({kind}) now spans {plural(total_b, 'step')}; {at}"
     if step is None and total_b < total_a:
         text += f"; a checkpoint of step {total_b:,} or later has nothing left to train"
-    yield Reason(kind="safe", path=path, text=text, effect="learning")
+    yield safe(path, text, "learning")
 
 
 def _amount(plan: Plan) -> str:
@@ -200,13 +198,13 @@ def phase_reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
         old = named.pop(phase.name, None)
         if old is None:
             text = f"is new: {phase_text(phase, b)}; {then}"
-            yield Reason(kind="safe", path=_path(phase, b), text=text.removesuffix("; "), effect=effect)
+            yield safe(_path(phase, b), text.removesuffix("; "), effect)
         elif old != phase and (changes := _changes(old, phase, a, b)):
             text = f"{', '.join(changes)}; {then}"
-            yield Reason(kind="safe", path=_path(phase, b), text=text.removesuffix("; "), effect=effect)
+            yield safe(_path(phase, b), text.removesuffix("; "), effect)
     for phase in named.values():
         text = f"is gone: {phase_text(phase, a)}; {then}"
-        yield Reason(kind="safe", path=_path(phase, a), text=text.removesuffix("; "), effect=effect)
+        yield safe(_path(phase, a), text.removesuffix("; "), effect)
 
 
 def _under_new_names(a: Plan, b: Plan) -> Plan:

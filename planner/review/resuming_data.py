@@ -33,6 +33,21 @@ class Reason:
     certain: bool = True
 
 
+def safe(path: str, text: str, effect: Effect = "none") -> Reason:
+    """Return a difference that a checkpoint allows."""
+    return Reason(kind="safe", path=path, text=text, effect=effect)
+
+
+def resharded(path: str, text: str) -> Reason:
+    """Return a difference that puts other pieces of the state, or other rows, on the ranks."""
+    return Reason(kind="resharded", path=path, text=text, effect="rounding")
+
+
+def refused(path: str, text: str, *, certain: bool = True) -> Reason:
+    """Return a difference because of which a checkpoint is refused."""
+    return Reason(kind="incompatible", path=path, text=text, certain=certain)
+
+
 def data_reasons(a: Plan, b: Plan) -> Iterator[Reason]:
     """Yield reasons for all changes of data, apart from data settings that a checkpoint stores."""
     yield from _tokenizer(a, b)
@@ -48,7 +63,7 @@ def _tokenizer(a: Plan, b: Plan) -> Iterator[Reason]:
         text = f"{before} → {after}: the text would give other tokens"
         certain = not all(tokenizer_kind(each).of_files for each in (before, after))
         text += "" if certain else ", unless both hold the same tokenizer.json"
-        yield Reason(kind="incompatible", path="tokenizer", text=text, certain=certain)
+        yield refused("tokenizer", text, certain=certain)
 
 
 def _training(a: Plan, b: Plan) -> Iterator[Reason]:
@@ -58,21 +73,19 @@ def _training(a: Plan, b: Plan) -> Iterator[Reason]:
     names = renamed(a, b)
     before = {names.get(name, name): args for name, args in before.items()}
     for old, name in names.items():
-        text = f"{old} → {name}: renamed; only its content counts"
-        yield Reason(kind="safe", path="dataset", text=text)
+        yield safe("dataset", f"{old} → {name}: renamed; only its content counts")
     for name, args in after.items():
         if name in before:
             yield from _content(name, before[name], args)
         else:
             text = "is new: training starts with its first row, unless it was renamed"
-            yield Reason(kind="safe", path=f"dataset.{name}", text=text, effect="learning")
+            yield safe(f"dataset.{name}", text, "learning")
     common = [[name for name in names if name in before and name in after] for names in (before, after)]
     if common[0] != common[1]:
         text = f"{', '.join(common[0])} → {', '.join(common[1])}: rows are drawn from them in another order"
-        yield Reason(kind="safe", path="dataset", text=text, effect="learning")
+        yield safe("dataset", text, "learning")
     for name in (name for name in before if name not in after):
-        text = "is gone: it is no longer trained on, and its position is kept"
-        yield Reason(kind="safe", path=f"dataset.{name}", text=text, effect="learning")
+        yield safe(f"dataset.{name}", "is gone: it is no longer trained on, and its position is kept", "learning")
     yield from _packing(a, b)
 
 
@@ -98,7 +111,7 @@ def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterat
     path = f"dataset.{name}"
 
     def other(setting: str, text: str, certain: bool) -> Reason:
-        return Reason(kind="incompatible", path=f"{path}.{setting}", text=text, certain=certain)
+        return refused(f"{path}.{setting}", text, certain=certain)
 
     if before["kind"] != after["kind"]:
         text = f"{_source(before)} → {_source(after)}: rows would have other text"
@@ -127,7 +140,7 @@ def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterat
         yield other("oversized", text + "unless there are none", False)
     if before["bad_records"] != after["bad_records"]:
         text = f"{before['bad_records']} → {after['bad_records']}: it decides whether a run fails, not what it reads"
-        yield Reason(kind="safe", path=f"{path}.bad_records", text=text)
+        yield safe(f"{path}.bad_records", text)
 
 
 def _option(args: dict[str, Any], name: str) -> str:
@@ -176,16 +189,15 @@ def _packing(a: Plan, b: Plan) -> Iterator[Reason]:
     )
     for one, group_a, other, group_b in dict.fromkeys(found):
         if one.rows() != other.rows():
-            text = f"{one.kind} → {other.kind}: documents are packed into other rows"
-            yield Reason(kind="incompatible", path="collate", text=text)
+            yield refused("collate", f"{one.kind} → {other.kind}: documents are packed into other rows")
         elif group_a != group_b:
             text = f"{group_a} → {group_b}: documents are packed into other rows, unless there are fewer documents"
-            yield Reason(kind="incompatible", path="collate.pack.group", text=text, certain=False)
+            yield refused("collate.pack.group", text, certain=False)
         elif one.kind != other.kind:
             text = (
                 f"{one.kind} → {other.kind}: the rows of a step are distributed differently over ranks and microbatches"
             )
-            yield Reason(kind="safe", path="collate", text=text, effect="rounding")
+            yield safe("collate", text, "rounding")
 
 
 def trained_on(plan: Plan) -> dict[str, dict[str, Any]]:
@@ -212,7 +224,7 @@ def _evaluated(a: Plan, b: Plan) -> Iterator[Reason]:
         )
         if one != other:
             what = "is new" if not one else "is gone" if not other else "is another"
-            yield Reason(kind="safe", path=f"dataset.{name}", text=f"{what}: it is evaluated, never trained on")
+            yield safe(f"dataset.{name}", f"{what}: it is evaluated, never trained on")
 
 
 def _collators(a: Plan, b: Plan) -> Iterator[Reason]:
@@ -229,8 +241,7 @@ def _collators(a: Plan, b: Plan) -> Iterator[Reason]:
         what = f"{', '.join(own[1])}: other code, arguments or positions"
     else:
         what = " → ".join(", ".join(names) or "no collators of your own" for names in own)
-    text = f"{what}: rows are processed differently from here on"
-    yield Reason(kind="safe", path="collate", text=text, effect="learning")
+    yield safe("collate", f"{what}: rows are processed differently from here on", "learning")
 
 
 def _called(node: Node) -> dict[str, Any] | None:
@@ -255,7 +266,7 @@ def _dealing(a: Plan, b: Plan) -> Iterator[Reason]:
         change = f"{before['rows']:,}{ramps[0]} → {after['rows']:,}{ramps[1]}"
         text = f"{change}: a step takes a different number of rows; no row is lost or repeated, as each dataset "
         text += "continues at its own position"
-        yield Reason(kind="safe", path="batch.rows", text=text, effect="learning")
+        yield safe("batch.rows", text, "learning")
         return
     ranks_a, ranks_b = a.mesh.data_ranks, b.mesh.data_ranks
     rows = after["rows"]
@@ -264,10 +275,10 @@ def _dealing(a: Plan, b: Plan) -> Iterator[Reason]:
         text = (
             f"distributed again: of the {rows:,} rows of a step each of {plural(ranks_b, 'data rank')} takes {shares}"
         )
-        yield Reason(kind="resharded", path="batch", text=text, effect="rounding")
+        yield resharded("batch", text)
         return
     portions = [(args["micro"], args["accumulate"]) for args in (before, after)]
     if portions[0] != portions[1]:
         (micro_a, count_a), (micro_b, count_b) = portions
         text = f"{count_a} · {micro_a} → {count_b} · {micro_b}: the same rows in every step, summed in another order"
-        yield Reason(kind="safe", path="batch.accumulate · micro", text=text, effect="rounding")
+        yield safe("batch.accumulate · micro", text, "rounding")

@@ -11,11 +11,11 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, Final
 
-from xtrain.dsl.checking.overrides import Addresses, Done
+from xtrain.dsl.checking.overrides import Addresses
 from xtrain.dsl.diagnostics.suggest import closest
 from xtrain.plan.estimates import RankClass
 from xtrain.plan.mesh import local_shapes
-from xtrain.plan.plan import Axis, Node, NodeKind, Plan, Trigger
+from xtrain.plan.plan import Axis, Node, NodeKind, Plan
 from xtrain.plan.timeline import known_timeline
 from xtrain.plan.views import headroom, ranks_text
 from xtrain.planner.review.costs import CATEGORIES, axis_text, busiest, gather
@@ -57,8 +57,14 @@ def show_nodes(plan: Plan, name: str, *, color: bool = False) -> str:
 def find_nodes(plan: Plan, name: str) -> list[Node]:
     """Return the node with that id; otherwise nodes whose id starts with it (with or without their kind), ends with it,
     or matches it as a pattern."""
-    for fits in (_is, _begins, _ends, _matches):
-        if found := [node for node in plan.nodes if fits(node, name)]:
+    ways: tuple[Callable[[Node], bool], ...] = (
+        lambda node: node.id == name,
+        lambda node: any(each == name or each.startswith(f"{name}.") for each in _names(node)),
+        lambda node: node.id.endswith(f".{name}"),
+        lambda node: any(fnmatchcase(each, name) for each in _names(node)),
+    )
+    for fits in ways:
+        if found := [node for node in plan.nodes if fits(node)]:
             return found
     ids = [node.id for node in plan.nodes]
     # Part of an id is enough for a suggestion: `fspd` is compared with `fsdp`, `parallel.fsdp` and the whole id.
@@ -70,22 +76,6 @@ def find_nodes(plan: Plan, name: str) -> list[Node]:
 
 def _names(node: Node) -> tuple[str, str]:
     return node.id, node.id.partition(".")[2]
-
-
-def _is(node: Node, name: str) -> bool:
-    return node.id == name
-
-
-def _begins(node: Node, name: str) -> bool:
-    return any(each == name or each.startswith(f"{name}.") for each in _names(node))
-
-
-def _ends(node: Node, name: str) -> bool:
-    return node.id.endswith(f".{name}")
-
-
-def _matches(node: Node, name: str) -> bool:
-    return any(fnmatchcase(each, name) for each in _names(node))
 
 
 def _node(page: Page, plan: Plan, node: Node) -> None:
@@ -156,12 +146,9 @@ def _runs(plan: Plan, node: Node) -> list[tuple[str, str]]:
 def _addresses(plan: Plan, node: str) -> list[str]:
     """Return the paths by which `--set` changes the period of a node's ticks."""
     places = [(number, tick.nodes.index(node)) for number, tick in enumerate(plan.timeline.ticks) if node in tick.nodes]
-    addresses = Addresses([[_done(plan.node(each)) for each in tick.nodes] for tick in plan.timeline.ticks])
+    done = {node.id: (node.op.partition(".")[2], node.args.get("dataset", "")) for node in plan.nodes}
+    addresses = Addresses([[done[each] for each in tick.nodes] for tick in plan.timeline.ticks])
     return sorted(f"every.{addresses.name(*place)}" for place in places)
-
-
-def _done(node: Node) -> Done:
-    return node.op.partition(".")[2], node.args.get("dataset", "")
 
 
 def _node_memory(plan: Plan, node: Node) -> list[tuple[str, str]]:
@@ -269,7 +256,8 @@ def _parameters(page: Page, plan: Plan, rank: int) -> None:
     local = local_shapes(plan, rank)
     whole = {tensor.name: tensor.shape for tensor in plan.parameters.tensors}
     elements = sum(map(prod, local.values()))
-    amount = f"{elements:,} in {plural(len(local), 'tensor')}, {bytes_text(elements * width)} of {_total(plan, width)}"
+    amount = f"{elements:,} in {plural(len(local), 'tensor')}, {bytes_text(elements * width)}"
+    amount += f" of {bytes_text(plan.parameters.total * width)} ({count_text(plan.parameters.total)})"
     page.heading("PARAMETERS", amount)
     names = sorted(local, key=lambda name: -prod(whole[name]))
     kinds: dict[str, str] = {}  # one of each kind, the largest first: layers are alike
@@ -282,10 +270,6 @@ def _parameters(page: Page, plan: Plan, rank: int) -> None:
     page.table(rows, styles=("", "dim"))
     if len(local) > len(rows) - 1:
         page.line(f"  and {len(local) - len(rows) + 1:,} more", "dim")
-
-
-def _total(plan: Plan, width: int) -> str:
-    return f"{bytes_text(plan.parameters.total * width)} ({count_text(plan.parameters.total)})"
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -431,7 +415,8 @@ def _label(plan: Plan, node: Node) -> str:
     if node.kind == "tick":
         second = ", ".join(f"every {tick.period}" for tick in plan.timeline.ticks if node.id in tick.nodes)
     elif node.kind == "event":
-        when = [_event(each) for each in plan.timeline.triggers if node.id in each.nodes]
+        triggers = [each for each in plan.timeline.triggers if node.id in each.nodes]
+        when = [each.name + (", then stop" if each.stop else "") for each in triggers]
         when += ["request"] if any(node.id in command.nodes for command in plan.timeline.commands) else []
         second = ", ".join(f"on {each}" for each in when)
     elif node.axes and node.kind in ("setup", "collate"):
@@ -439,10 +424,6 @@ def _label(plan: Plan, node: Node) -> str:
         second = " · ".join(f"{axis} {sizes[axis]}" for axis in node.axes)
     name = node.id.partition(".")[2]
     return f"{name}\n{second}" if second else name
-
-
-def _event(trigger: Trigger) -> str:
-    return f"{trigger.name}, then stop" if trigger.stop else trigger.name
 
 
 def _name(node: Node) -> str:

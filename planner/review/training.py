@@ -65,15 +65,12 @@ def mix_of_epoch(plan: Plan) -> str:
     """Return the definition of an epoch of several datasets as text; empty if the plan has no epochs."""
     phases, datasets = plan.timeline.phases, plan.node("setup.loader").args["datasets"]
     if (weights := phases[0].passes) is not None:
-        each = ", ".join(f"{name} {_times(epochs)}" for name, epochs in weights.items() if epochs > 0)
+        words = {1.0: "once", 2.0: "twice"}
+        each = ", ".join(f"{name} {words.get(n, f'{n:g} times')}" for name, n in weights.items() if n > 0)
         return f"all rows of {each}"
     if len(datasets) > 1 and (plan.timeline.epochs is not None or waits(plan)):
         return f"as many rows as {', '.join(datasets)} have together, drawn by their shares"
     return ""
-
-
-def _times(epochs: float) -> str:
-    return {1.0: "once", 2.0: "twice"}.get(epochs, f"{epochs:g} times")
 
 
 def epoch_text(plan: Plan) -> str:

@@ -83,7 +83,8 @@ def is_starting(board: "Board | None") -> bool:
 
 def _consequences(board: "Board", action: ControlWord, dataset: str) -> list[str]:
     word = word_of(board, action)
-    done = [_does(board, node) for command in commands(board, action) if _is_for(command, dataset)
+    done = [_does(board, node) for command in commands(board, action)
+            if not dataset or command.name.partition(" ")[2] == dataset
             for node in command.nodes]  # fmt: skip
     step = f"Between two steps, after step {board.step:,} or a later one."
     if word == ControlWord.SAVE:
@@ -114,10 +115,6 @@ def _saving(board: "Board", done: list[str]) -> list[str]:
     what = done[0].split(":")[0].removeprefix("save ") if done else "the full state"
     took = f" The last one took {last.seconds:.1f} s." if last and last.seconds is not None else ""
     return [f"Saves {what}{about}.{took}"]
-
-
-def _is_for(command: "PlannedCommand", dataset: str) -> bool:
-    return not dataset or command.name.partition(" ")[2] == dataset
 
 
 def _does(board: "Board", node: str) -> str:

@@ -13,11 +13,12 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from xtrain.text.units import printable
-from xtrain.tui.board.pane import ListPane, SearchedPane, Sheet
+from xtrain.tui.board.pane import PlottedPane, SearchedPane, Sheet, cursor_keys
 from xtrain.tui.board.plot import Plot, terminal_glyphs
 from xtrain.tui.board.reading import ReadingOthers
 from xtrain.tui.curves.canvas import MOST_LINES
 from xtrain.tui.model.find import FoundRun, found_runs
+from xtrain.tui.pages import sheet
 from xtrain.tui.pages import sweeps as sweep_page
 from xtrain.tui.pages.comparison import (
     Axis,
@@ -32,7 +33,7 @@ from xtrain.tui.pages.comparison import (
     standing_rows,
     standings,
 )
-from xtrain.tui.pages.sheet import ListPage, joined, rule
+from xtrain.tui.pages.sheet import ListPage, ListView, joined, rule
 from xtrain.tui.pages.sweeps import trial_lines
 
 if TYPE_CHECKING:
@@ -58,10 +59,10 @@ class ComparePane(SearchedPane[Any, Any]):
 
     DEFAULT_CSS = """
     ComparePane #compare-settings { display: none; }
-    ComparePane OptionList { display: none; height: 1fr; background: transparent; }
-    ComparePane OptionList > .option-list--option-highlighted { text-style: reverse; }
-    ComparePane.choosing OptionList { display: block; }
-    ComparePane.choosing Plot, ComparePane.choosing #compare-settings { display: none; }
+    ComparePane #compare-list { display: none; height: 1fr; padding: 0 1; background: transparent; }
+    ComparePane #compare-list > .option-list--option-highlighted { text-style: reverse; }
+    ComparePane.choosing #compare-list { display: block; }
+    ComparePane.choosing Plot { display: none; }
     ComparePane.settings Plot { display: none; }
     """
     BINDINGS = [  # noqa: RUF012
@@ -136,8 +137,9 @@ class ComparePane(SearchedPane[Any, Any]):
         if not width or not height or not runs:
             return
         table, plot = self.query_one("#compare-table", Sheet), self.query_one(Plot)
+        settings = self.query_one("#compare-settings", Sheet)
         if self._choosing:
-            table.styles.height = 1
+            table.styles.height, settings.display = 1, False
             table.draw([rule(self._choosing, width, self._about_list)])
             return
         curves = lines(runs, self._key, self._axis)
@@ -149,7 +151,6 @@ class ComparePane(SearchedPane[Any, Any]):
         table.styles.height = len(rows)
         table.draw(rows)
         plot.show(curves, title=self._key, x_label=self._axis)
-        settings = self.query_one("#compare-settings", Sheet)
         only = self.has_class("settings")
         settings.display = only or (len(runs) > 1 and height >= _ROOM_FOR_SETTINGS)
         room = height - len(rows) if only else _SETTINGS_ROWS
@@ -282,62 +283,44 @@ LOSS = "loss"
 _LIST_ROWS, _PLOT_ROWS, _MOST_PLOT_ROWS = 12, 8, 26
 
 
-class SweepPane(ListPane):
+class SweepPane(PlottedPane[ListView, ListPage]):
     """Sweep screen: progress, best trial, curves, importance of settings, and trials."""
 
     title = "Sweep"
     short = "Swp"
-
-    DEFAULT_CSS = """
-    SweepPane { layout: vertical; }
-    """
+    keys = sheet
     BINDINGS = [  # noqa: RUF012
+        *cursor_keys("trial"),
         Binding("p", "plot", "curves", tooltip="only the curves, and back"),
         Binding("o", "metric", "objective", tooltip="curves of the objective, or of the training loss"),
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._only_plot = False
+        super().__init__(ListView(), id=id)
+        self._board: Board | None = None
         self._of_loss = False
 
     @classmethod
     def available(cls, board: "Board") -> bool:
         return board.sweep is not None
 
-    def compose(self) -> ComposeResult:
-        yield Sheet()
-        yield Plot()
+    def show(self, board: "Board") -> None:
+        self._board = board
+        self._draw()
 
-    def page(self, board: "Board", width: int, height: int) -> ListPage:
-        assert board.sweep is not None
-        return sweep_page.page(board.sweep, board.directory.name, self._view, width, height)
-
-    def _room(self, height: int) -> int:
-        """Return how many of `height` rows the curves take."""
-        beside = height >= _LIST_ROWS + _PLOT_ROWS
-        sheet, plot = self.query_one(Sheet), self.query_one(Plot)
-        sheet.display, plot.display = not self._only_plot, self._only_plot or beside
-        if self._only_plot:
-            plot.styles.height = "1fr"
+    def _plot_rows(self, height: int) -> int:
+        if self._only_plot or height < _LIST_ROWS + _PLOT_ROWS:
             return 0
         spare = height - _LIST_ROWS - (len(self._board.sweep.trials) if self._board and self._board.sweep else 0)
-        plot.styles.height = rows = max(height * 2 // 5, min(_MOST_PLOT_ROWS, spare)) if beside else 0
-        return rows
+        return max(height * 2 // 5, min(_MOST_PLOT_ROWS, spare))
 
-    def _draw(self) -> None:
-        super()._draw()
+    def _new_page(self, width: int, height: int) -> ListPage | None:
         board = self._board
         if board is None or board.sweep is None:
-            return
+            return None
         key = LOSS if self._of_loss else board.sweep.objective or LOSS
         self.query_one(Plot).show(trial_lines(board.sweep, board.trials, key), title=key, x_label="tokens")
-
-    def action_plot(self) -> None:
-        """Toggle a view of the curves alone."""
-        self._only_plot = not self._only_plot
-        self._draw()
-        self.query_one(Plot if self._only_plot else Sheet).focus()
+        return sweep_page.page(board.sweep, board.directory.name, self._view, width, height)
 
     def action_metric(self) -> None:
         """Switch between the objective and the training loss."""

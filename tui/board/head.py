@@ -210,18 +210,8 @@ def when(each: Next, seconds_per_step: float | None) -> str:
     return f"in {plural(each.in_steps, 'step')}{about}"
 
 
-@frozen
-class ScheduleSpan:
-    """Phase with its share of the run, from `begin` to `end`, both from 0 to 1. now: the run is in it."""
-
-    name: str
-    begin: float
-    end: float
-    now: bool
-
-
-def stretches(board: "Board") -> list[ScheduleSpan]:
-    """Return the phases of the run in order; empty while its length is unknown."""
+def stretches(board: "Board") -> list[tuple[str, bool]]:
+    """Return the phases of the run in order, and True for the one that it is in; empty while its length is unknown."""
     planned, steps = board.planned, steps_of(board)
     if planned is None or not steps:
         return []
@@ -229,6 +219,6 @@ def stretches(board: "Board") -> list[ScheduleSpan]:
     done = board.step / steps
     ends = [*begins[1:], 1.0]
     return [
-        ScheduleSpan(phase.name, begin, end, begin <= done < end or (done >= 1 and end == 1))
+        (phase.name, begin <= done < end or (done >= 1 and end == 1))
         for phase, begin, end in zip(planned.phases, begins, ends, strict=True)
     ]

@@ -9,7 +9,7 @@ from textual.binding import Binding
 from textual.widgets import Input
 
 from xtrain.text.units import whole
-from xtrain.tui.board.pane import ListPane, RowsPane, SearchedPane, Sheet, cursor_keys
+from xtrain.tui.board.pane import ListPane, PlottedPane, RowsPane, SearchedPane, Sheet, cursor_keys
 from xtrain.tui.board.plot import Line, Plot
 from xtrain.tui.model.event_log import EventLog
 from xtrain.tui.pages import events as event_keys
@@ -118,16 +118,12 @@ AUX_LOSS = "moe/aux_loss"
 _EXPERTS_PLOT_ROWS, _MOST_PLOT_ROWS = 7, 26
 
 
-class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
+class ExpertsPane(PlottedPane[ExpertsView, ExpertsPage]):
     """Experts screen: load of every expert of every layer, relative to an even load, and the balance loss."""
 
     title = "Experts"
     short = "MoE"
     keys = expert_page
-
-    DEFAULT_CSS = """
-    ExpertsPane { layout: vertical; }
-    """
     BINDINGS = [  # noqa: RUF012
         *cursor_keys("layer"),
         Binding("home", "do('moved', -1000000)", "first layer", show=False),
@@ -141,7 +137,6 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
         self._loads: tuple[LayerLoad, ...] = ()
         self._facts: list[str] = []
         self._version: object = None
-        self._only_plot = False
 
     @classmethod
     def available(cls, board: "Board") -> bool:
@@ -149,10 +144,6 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
         if planned is not None and (whole(_architecture(board).get("experts")) or 0) > 1:
             return True
         return AUX_LOSS in board.series.keys or any(key.startswith("moe/") for key in board.series.last.rest)
-
-    def compose(self) -> ComposeResult:
-        yield Sheet()
-        yield Plot()
 
     def show(self, board: "Board") -> None:
         if board.series.version == self._version:
@@ -165,27 +156,13 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
         self.query_one(Plot).show([Line("aux loss", x, y)], title="aux loss (1: balanced)")
         self._draw()
 
-    def _draw(self) -> None:
-        sheet, plot = self.query_one(Sheet), self.query_one(Plot)
-        width, height = self.content_size
-        if not width or not height:
-            return
-        wanted = 12 + max(1, len(self._loads))
-        rows = min(_MOST_PLOT_ROWS, max(_EXPERTS_PLOT_ROWS, height - wanted))
-        beside = height - wanted >= _EXPERTS_PLOT_ROWS or height >= 30
-        sheet.display = not self._only_plot
-        plot.display = self._only_plot or beside
-        plot.styles.height = "1fr" if self._only_plot else rows
-        room = height - (rows if beside else 0)
-        self._page = experts_page(self._loads, self._view, width, max(1, room), facts=self._facts)
-        self._view = self._page.view
-        sheet.draw(self._page.rows)
+    def _plot_rows(self, height: int) -> int:
+        spare = height - 12 - max(1, len(self._loads))
+        beside = spare >= _EXPERTS_PLOT_ROWS or height >= 30
+        return min(_MOST_PLOT_ROWS, max(_EXPERTS_PLOT_ROWS, spare)) if beside else 0
 
-    def action_plot(self) -> None:
-        """Toggle a view of the balance loss alone."""
-        self._only_plot = not self._only_plot
-        self._draw()
-        (self.query_one(Plot) if self._only_plot else self.query_one(Sheet)).focus()
+    def _new_page(self, width: int, height: int) -> ExpertsPage:
+        return experts_page(self._loads, self._view, width, height, facts=self._facts)
 
 
 def _architecture(board: "Board") -> dict[str, object]:
@@ -271,6 +248,8 @@ class ServerPane(ListPane):
     def available(cls, board: "Board") -> bool:
         return board.server is not None
 
-    def page(self, board: "Board", width: int, height: int) -> ListPage:
-        assert board.server is not None
+    def _new_page(self, width: int, height: int) -> ListPage | None:
+        board = self._board
+        if board is None or board.server is None:
+            return None
         return server_page.page(board.server, self._view, width, height, board.now)

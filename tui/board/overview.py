@@ -17,6 +17,7 @@ from xtrain.tui.board.pane import Pane, RefreshLimiter, TextBlock
 from xtrain.tui.board.plot import Line, Plot
 from xtrain.tui.event_text import cause, failed
 from xtrain.tui.lines.plain import command_of_model, going_on, more_of_it, outcome, short_path, succeeded
+from xtrain.tui.model.planned import PlannedTimes
 from xtrain.tui.pages.node_times import step_cost
 from xtrain.tui.pages.sheet import left, wrapped
 
@@ -48,7 +49,7 @@ def figures(board: "Board") -> list[tuple[str, str]]:
         *rewarded,
         _evaluation(board),
         ("grad norm", decimal(last.grad_norm, 4)),
-        ("lr", _rate(last.lr)),
+        ("lr", "–" if last.lr is None else f"{last.lr:.3g}"),
         ("tokens/s", count(last.tokens_per_second)),
         ("MFU", share(last.mfu)),
         ("data wait", share(cost.share(cost.data))),
@@ -65,10 +66,6 @@ def _evaluation(board: "Board") -> tuple[str, str]:
     return shortened(f"eval {printable(name)}", NAME_COLUMNS), value
 
 
-def _rate(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
-
-
 @frozen
 class FigureRow:
     """One line of the comparison. off: actual value / planned value - 1; None where unknown."""
@@ -82,24 +79,24 @@ class FigureRow:
 def comparison(board: "Board") -> list[FigureRow]:
     """Return actual next to planned values; `n/a` where the plan or the run does not know one."""
     last, planned = board.series.last, board.planned
-    times = planned.times if planned else None
+    times = (planned and planned.times) or PlannedTimes()
     start = board.run.start
     seconds, speed, memory, mfu = last.step_seconds, last.tokens_per_second, last.memory_bytes, last.mfu
     tokens, steps = last.tokens, steps_of(board)
     wanted_memory = planned.memory_bytes if planned else None
     on_cpu = start is not None and start.device == "cpu"
     return [
-        FigureRow("step time", brief(seconds), _between(times), _off(seconds, times.step if times else None)),
+        FigureRow("step time", brief(seconds), _between(times), _off(seconds, times.step)),
         FigureRow(
-            "tokens/s", count(speed), count(times.tokens_per_second) if times and times.tokens_per_second else UNKNOWN,
-            _off(speed, times.tokens_per_second if times else None),
+            "tokens/s", count(speed), count(times.tokens_per_second) if times.tokens_per_second else UNKNOWN,
+            _off(speed, times.tokens_per_second),
         ),
         # On a CPU, a process holds more than tensors (such as libraries), which the plan does not count.
         FigureRow(
             "memory, all" if on_cpu else "memory", size(memory), size(wanted_memory) if wanted_memory else UNKNOWN,
             None if on_cpu else _off(memory, wanted_memory),
         ),
-        FigureRow("MFU", share(mfu), share(times.mfu if times else None), _off(mfu, times.mfu if times else None)),
+        FigureRow("MFU", share(mfu), share(times.mfu), _off(mfu, times.mfu)),
         FigureRow("tokens", count(tokens), count(planned.tokens) if planned and planned.tokens else UNKNOWN),
         FigureRow("steps", f"{board.step:,}", f"{steps:,}" if steps else UNKNOWN),
         *_groups(board),
@@ -116,8 +113,8 @@ def _groups(board: "Board") -> list[FigureRow]:
     return [FigureRow("groups in", who, UNKNOWN if of is None else f"{of}", off)]
 
 
-def _between(times) -> str:
-    if times is None or times.step is None:
+def _between(times: PlannedTimes) -> str:
+    if times.step is None:
         return UNKNOWN
     if times.fast is None or times.slow is None:
         return brief(times.step)
@@ -272,11 +269,11 @@ def _bar(board: "Board", width: int) -> Content:
     return Content.assemble(" ", ("█" * full, "$primary"), ("░" * (wide - full), "$text-muted"), said)
 
 
-def _phases(found: Sequence) -> Content:
-    parts: list[Content] = []
-    for stretch in found:
-        name = printable(stretch.name)
-        parts.append(Content.styled(f"[{name}]", "bold") if stretch.now else Content.styled(name, "$text-muted"))
+def _phases(found: Sequence[tuple[str, bool]]) -> Content:
+    parts = [
+        Content.styled(f"[{printable(name)}]", "bold") if now else Content.styled(printable(name), "$text-muted")
+        for name, now in found
+    ]
     return Content.assemble((" phase ", "$text-muted")) + Content(" › ").join(parts)
 
 

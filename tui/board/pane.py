@@ -17,6 +17,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Input
 
+from xtrain.tui.board.plot import Plot
 from xtrain.tui.pages import sheet as list_page
 from xtrain.tui.pages.sheet import ListPage, ListView, Row, cells
 
@@ -272,22 +273,43 @@ class ListPane(RowsPane[ListView, ListPage]):
         self._board = board
         self._draw()
 
-    def page(self, board: "Board", width: int, height: int) -> ListPage:
-        """Return the page of a board for which the screen is available."""
-        raise NotImplementedError
 
-    def _room(self, height: int) -> int:
-        """Return how many of `height` rows something else takes."""
-        return 0
+class PlottedPane(RowsPane[ViewT, PageT]):
+    """Screen of rows above curves; with few rows, one of the two."""
+
+    DEFAULT_CSS = """
+    PlottedPane { layout: vertical; }
+    """
+
+    def __init__(self, view: ViewT, *, id: str | None = None) -> None:
+        super().__init__(view, id=id)
+        self._only_plot = False
+
+    def compose(self) -> ComposeResult:
+        yield Sheet()
+        yield Plot()
+
+    def _plot_rows(self, height: int) -> int:
+        """Return how many of `height` rows the curves take below the sheet; 0 without room for both."""
+        raise NotImplementedError
 
     def _draw(self) -> None:
         width, height = self.content_size
-        board = self._board
-        if board is None or not self.available(board) or not width or not height:
+        if not width or not height:
             return
-        self._page = self.page(board, width, height - self._room(height))
-        self._view = self._page.view
-        self.query_one(Sheet).draw(self._page.rows)
+        sheet, plot, rows = self.query_one(Sheet), self.query_one(Plot), self._plot_rows(height)
+        sheet.display, plot.display = not self._only_plot, self._only_plot or rows > 0
+        plot.styles.height = "1fr" if self._only_plot else rows
+        self._page = page = self._new_page(width, max(1, height - rows))
+        if page is not None:
+            self._view = page.view
+            sheet.draw(page.rows)
+
+    def action_plot(self) -> None:
+        """Toggle a view of the curves alone."""
+        self._only_plot = not self._only_plot
+        self._draw()
+        self.query_one(Plot if self._only_plot else Sheet).focus()
 
 
 class SearchedPane(RowsPane[ViewT, PageT]):

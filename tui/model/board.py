@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from attrs import field, frozen
 
@@ -27,20 +26,14 @@ class Alert:
 
     kind: kind of the event (`loss_spike`, `nonfinite`, `stalled`, `starvation`, `memory`, `disk`, …), or what the
     dashboard sees: `silent` (ranks send no heartbeat), `idle` (ranks make no progress), `lost` (the run is gone without
-    a record). message: in words. value, limit: if it is a number. ranks: the affected ranks, may be empty. since:
-    seconds since 1970; step: at which it was raised. source: who raised it. id: constant while the alert is the same
-    one; a toast is shown for a new id.
+    a record). message: in words. since: seconds since 1970. id: constant while the alert is the same one; a toast is
+    shown for a new id.
     """
 
     id: str
     kind: str
     message: str
-    value: float | None = None
-    limit: float | None = None
-    ranks: tuple[int, ...] = ()
     since: float | None = None
-    step: int | None = None
-    source: Literal["run", "dashboard"] = "run"
 
 
 class AlertTracker:
@@ -52,48 +45,25 @@ class AlertTracker:
     def alerts(self, run: RunState, ranks: Ranks, life: Life, now: float) -> tuple[Alert, ...]:
         """Return all raised alerts: first those of the run, then those that the dashboard sees. now: seconds since
         1970."""
-        said = [
-            Alert(
-                id=f"{each.kind}@{each.time}",
-                kind=each.kind,
-                message=each.message,
-                value=each.value,
-                limit=each.limit,
-                ranks=tuple(each.ranks),
-                since=each.time,
-                step=each.step,
-            )
-            for each in run.raised
-            if not life.over
-        ]
-        seen = {kind: found for kind, found in _seen(run, ranks, life, said).items() if found[0]}
+        said = [Alert(id=f"{each.kind}@{each.time}", kind=each.kind, message=each.message, since=each.time)
+                for each in run.raised if not life.over]  # fmt: skip
+        seen = {kind: message for kind, message in _seen(run, ranks, life, said).items() if message}
         self._since = {kind: self._since.get(kind, now) for kind in seen}
-        lasting = {kind for kind, since in self._since.items() if kind == "lost" or now - since >= SETTLE_SECONDS}
-        return (*said, *(self._alert(kind, *found) for kind, found in seen.items() if kind in lasting))
-
-    def _alert(self, kind: str, message: str, ranks: list[OneRank]) -> Alert:
-        since = self._since[kind]
-        return Alert(
-            id=f"{kind}@{since}",
-            kind=kind,
-            message=message,
-            ranks=tuple(each.rank for each in ranks),
-            since=since,
-            source="dashboard",
-        )
+        lasting = [kind for kind in seen if kind == "lost" or now - self._since[kind] >= SETTLE_SECONDS]
+        own = ((f"{kind}@{self._since[kind]}", kind, seen[kind], self._since[kind]) for kind in lasting)
+        return (*said, *(Alert(id=id, kind=kind, message=text, since=since) for id, kind, text, since in own))
 
 
-def _seen(run: RunState, ranks: Ranks, life: Life, said: list[Alert]) -> dict[str, tuple[str, list[OneRank]]]:
-    """Return what the dashboard sees, by kind: a sentence, empty if all is well, and the affected ranks."""
+def _seen(run: RunState, ranks: Ranks, life: Life, said: list[Alert]) -> dict[str, str]:
+    """Return what the dashboard sees, by kind: a sentence, empty if all is well."""
     if life.state == "lost":
-        return {"lost": (f"The run ended without reporting it: {life.why}", [])}
+        return {"lost": f"The run ended without reporting it: {life.why}"}
     if life.over or run.failures or run.restarting:
         return {}  # the run itself has reported the state of its ranks
-    silent = [each for each in ranks if each.pulse in ("silent", "gone")]
     idle = [each for each in ranks if each.pulse == "idle"]
     if any(each.kind == "stalled" for each in said):
         idle = []
-    return {"silent": (_silent(silent), silent), "idle": (_idle(idle), idle)}
+    return {"silent": _silent([each for each in ranks if each.pulse in ("silent", "gone")]), "idle": _idle(idle)}
 
 
 def _silent(ranks: list[OneRank]) -> str:
@@ -179,15 +149,13 @@ def _between(board: "Board", plan: Planned, last: int, seconds: float, pace: flo
     for tick in plan.ticks:
         took = sum(board.run.took.get(node, 0.0) for node in tick.nodes)
         times = num_times(tick, plan.step_tokens, board.step, last)
-        every = (number(tick.seconds) or 0.0) if not times else _steps_between(tick, plan) * pace
+        every = number(tick.seconds) or 0.0
+        if times:
+            every = (tick.steps or (tick.tokens or 0) / (plan.tokens_per_step or 1)) * pace
         if not took or every < known:
             continue
         whole += took * (times or (int(seconds / every) if tick.seconds and every else 0))
     return whole
-
-
-def _steps_between(tick: PlannedTick, plan: Planned) -> float:
-    return float(tick.steps or (tick.tokens or 0) / (plan.tokens_per_step or 1))
 
 
 # Seconds that one poll may take: at four polls a second a twelfth of a core, while a long run is being opened.

@@ -156,7 +156,7 @@ def _log(entry: os.DirEntry[str], rank: int | None) -> _LogFile | None:
 MAX_ENTRIES = 5_000
 
 
-@frozen(kw_only=True)
+@frozen
 class LogEntry:
     """Event in the log. kind: `checkpoint`, `eval`, …; text: its text in one line."""
 
@@ -221,8 +221,8 @@ class EventReader:
     def take(self, events: Iterable[Event]) -> None:
         """Take in events, in their order."""
         before = self._count
-        for event in events:
-            self._entries.append(_entry(self._count, event))
+        for number, event in enumerate(events, start=before):
+            self._entries.append(LogEntry(number, event.time, event.step, event.event, in_one_line(event), event))
             self._count += 1
         if self._count > before:
             self._renew()
@@ -239,9 +239,3 @@ class EventReader:
             forgotten=self._count - len(self._entries),
             version=self._log.version + 1,
         )
-
-
-def _entry(place: int, event: Event) -> LogEntry:
-    return LogEntry(
-        number=place, time=event.time, step=event.step, kind=event.event, text=in_one_line(event), event=event
-    )

@@ -238,14 +238,12 @@ class Life:
 
     state: `waiting` (no record yet), `starting` (set-up), `training`, `paused` (until `resume`), `ended` (by its own
     record), `lost` (its processes are gone, or write nothing, without a record of the end). status: of an ended run, as
-    in `run_end`: `done`, `complete`, `stopped`, `interrupted`, `failed`. since: start of the state in seconds since
-    1970; for a lost run, time of its last output. why: the evidence, in words. again: a launcher has started that has
-    not written anything yet; the other fields describe the previous start.
+    in `run_end`: `done`, `complete`, `stopped`, `interrupted`, `failed`. why: the evidence, in words. again: a launcher
+    has started that has not written anything yet; the other fields describe the previous start.
     """
 
     state: Phase = "waiting"
     status: str = ""
-    since: float | None = None
     why: str = ""
     again: bool = False
 
@@ -273,7 +271,6 @@ class LifeReader:
         self._nobody = 0
         self._newest_at = time.monotonic()
         self._newest: float | None = None
-        self._lost: Life | None = None
 
     def look(self, run: RunState, ranks: Ranks, newest: float | None) -> Life:
         """Return the state of the run. newest: time of the newest record. To be called after the records were read: a
@@ -283,20 +280,15 @@ class LifeReader:
         why = self._why_nobody(ranks, between_starts=run.restarting)
         begun = run.start.time if run.start else None
         if begun is not None and self._launched_at is not None and self._launched_at > begun:
-            return Life(state="starting", since=self._launched_at, again=True)
+            return Life(state="starting", again=True)
         if run.end is not None:
-            return Life(state="ended", status=run.end.status, since=newest)
+            return Life(state="ended", status=run.end.status)
         # A run with neither records nor a lock has not started yet.
         if not why or (run.start is None and newest is None and self._launched is None):
-            self._lost = None
             return _while_alive(run)
         if run.failures:
-            return Life(state="ended", status=EndStatus.FAILED, since=newest, why=why)
-        if self._lost is None or self._lost.why != why:
-            times = [newest, *(each.beat.time for each in ranks if each.beat is not None)]
-            since = self._lost.since if self._lost else max((at for at in times if at is not None), default=None)
-            self._lost = Life(state="lost", since=since, why=why)
-        return self._lost
+            return Life(state="ended", status=EndStatus.FAILED, why=why)
+        return Life(state="lost", why=why)
 
     def _why_nobody(self, ranks: Ranks, *, between_starts: bool) -> str:
         """Return the evidence that no process is left; empty while one is. between_starts: the previous ranks have
@@ -339,10 +331,7 @@ class LifeReader:
 
 def _while_alive(run: RunState) -> Life:
     if run.paused_since is not None:
-        return Life(state="paused", since=run.paused_since, why="it waits for `xtrain control … resume`")
+        return Life(state="paused", why="it waits for `xtrain control … resume`")
     if run.start is None and not run.setup:
         return Life()
-    began = run.start.time if run.start else None
-    if run.restarting or run.setup_done_time is None:
-        return Life(state="starting", since=began)
-    return Life(state="training", since=run.setup_done_time)
+    return Life(state="starting" if run.restarting or run.setup_done_time is None else "training")

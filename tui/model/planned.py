@@ -267,7 +267,10 @@ def counted(plan: Planned, horizon: HorizonEvent) -> Planned:
     return evolve(
         plan,
         steps=plan.steps if horizon.steps is None else horizon.steps,
-        phases=tuple(_counted_phase(phase, horizon.phases.get(phase.name)) for phase in plan.phases),
+        phases=tuple(
+            phase if (first := horizon.phases.get(phase.name)) is None else evolve(phase, first=first)
+            for phase in plan.phases
+        ),
         stretches=tuple(
             PlannedStretch(first=each.first, tokens=each.tokens, tokens_before=each.tokens_before)
             for each in horizon.stretches
@@ -277,10 +280,6 @@ def counted(plan: Planned, horizon: HorizonEvent) -> Planned:
         stop_at=plan.stop_at if horizon.stop_at is None else horizon.stop_at,
         stop_after=plan.stop_after if horizon.stop_after is None else horizon.stop_after,
     )
-
-
-def _counted_phase(phase: PlannedPhase, first: int | None) -> PlannedPhase:
-    return phase if first is None else evolve(phase, first=first)
 
 
 def _counted_tick(tick: PlannedTick, found: HorizonTick) -> PlannedTick:
@@ -301,10 +300,6 @@ def _object(value: object) -> Json:
 
 def _objects(value: object) -> list[Json]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(map(text, value)) if isinstance(value, list) else ()
 
 
 def _numbers(value: object) -> dict[str, float]:
@@ -330,7 +325,7 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
     float: number,
     float | None: number,
     Json: _object,
-    tuple[str, ...]: _texts,
+    tuple[str, ...]: lambda value: tuple(map(text, value)) if isinstance(value, list) else (),
     Mapping[str, float]: _numbers,
     PlannedTimes | None: lambda value: _part(PlannedTimes, value) if isinstance(value, dict) else None,
 }

@@ -156,7 +156,7 @@ class EventsPage:
 
 def page(log: EventLog, view: EventsView, width: int, height: int, *, directory: str = "") -> EventsPage:
     """Return the rows for `width` x `height` cells. directory: run directory, left out of paths in the list."""
-    view = _still_there(log, view)
+    view = view if view.log in ("", *(tail.name for tail in log.logs)) else evolve(view, log="")
     entries = _chosen_entries(log, view)
     numbers = [entry.number for entry in entries]
     place = numbers.index(view.chosen) if view.chosen in numbers else len(entries) - 1
@@ -166,10 +166,6 @@ def page(log: EventLog, view: EventsView, width: int, height: int, *, directory:
     if view.shows == "detail" and entries:
         return _detail_page(empty, width, height)
     return _list_page(empty, width, height, directory)
-
-
-def _still_there(log: EventLog, view: EventsView) -> EventsView:
-    return evolve(view, log="") if view.log not in ("", *(tail.name for tail in log.logs)) else view
 
 
 def _chosen_entries(log: EventLog, view: EventsView) -> tuple[LogEntry, ...]:

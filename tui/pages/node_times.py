@@ -125,7 +125,8 @@ def due(tick: PlannedTick, plan: Planned, *, step: int, pace: float | None) -> D
     at, epochs = next_step(tick, plan.step_tokens, step), _epochs(tick)
     if at is None:
         return Due(every=epochs or period(tick.seconds))
-    every = epochs or (_many(tick.steps, "step") if tick.steps else f"{tick.tokens:,} tokens")
+    every = "step" if tick.steps == 1 else f"{tick.steps:,} steps" if tick.steps else f"{tick.tokens:,} tokens"
+    every = epochs or every
     if plan.steps is not None and at > plan.steps:
         return Due(every=every, over=True)
     return Due(every=every, step=at, seconds=None if pace is None else (at - step) * pace)
@@ -146,10 +147,6 @@ def period(seconds: float | None) -> str:
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}"
     return f"{seconds:g} s"
-
-
-def _many(value: int, noun: str) -> str:
-    return noun if value == 1 else f"{value:,} {noun}s"
 
 
 @frozen(kw_only=True)

@@ -295,7 +295,9 @@ def sentences(board: "Board", found: States, times: Mapping[str, StepTime]) -> l
             words = {GONE: "are gone", STUCK: "make no progress", SILENT: "send no heartbeat any more"}[state]
             said.append((f"{len(numbers):,} ranks {words}: {listed(numbers)}{common(ranks, numbers)}", state))
         else:
-            said += [(_trouble(ranks[rank], found, state, axes), state) for rank in numbers]
+            # The fault comes first, as a narrow screen may cut the rest.
+            faulty = [(number, ranks[number]) for number in numbers]
+            said += [(f"rank {n:,} {_fault(rank, found, state)}{where(rank, axes)}", state) for n, rank in faulty]
     slow = sorted(found.slow.values(), key=lambda each: -each.share)
     slow = [each for each in slow if found.of[each.rank] == SLOW]
     said += [(slow_words(ranks[each.rank], each, times, axes), SLOW) for each in slow[:NAMED]]
@@ -327,11 +329,6 @@ def _well(board: "Board", ranks: Sequence[OneRank]) -> str:
     if not board.ranks.measured:
         return "all ranks make progress; slow ranks are not detected (GPUs, compiled blocks)"
     return "all ranks make progress, and none is slower than the others"
-
-
-def _trouble(rank: OneRank, found: States, state: int, axes: Sequence[str]) -> str:
-    """Return the sentence on a rank with a problem; the fault comes first, as a narrow screen may cut the rest."""
-    return f"rank {rank.rank:,} {_fault(rank, found, state)}{where(rank, axes)}"
 
 
 def _fault(rank: OneRank, found: States, state: int) -> str:
