@@ -5,7 +5,7 @@ The functions that take None are for values of other programs' files, which may 
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "uint8": 1}  # bytes per number of a format
@@ -79,6 +79,17 @@ def plural(count: int, noun: str) -> str:
     """Return `1 step`, `1,000 steps`, `2 matrices`."""
     many = {"matrix": "matrices"}.get(noun, f"{noun}es" if noun.endswith(("tch", "ss")) else f"{noun}s")
     return f"{count:,} {noun if count == 1 else many}"
+
+
+def consecutive(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return runs of consecutive numbers: the first and the last number of each."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found
 
 
 def times_text(count: int) -> str:

@@ -9,7 +9,7 @@ from xtrain.plan.estimates import Hardware
 from xtrain.plan.pipeline import Pipeline
 from xtrain.plan.plan import Axis, Mesh, Node, Plan
 from xtrain.text.page import Detail, Page
-from xtrain.text.units import WIDTH, count_text, plural, rate_text
+from xtrain.text.units import WIDTH, consecutive, count_text, plural, rate_text
 
 MEANING = {
     "pp": "pipeline of stages",
@@ -135,35 +135,25 @@ def _stages(plan: Plan, pipeline: Pipeline, stages: list[int], ranks: int, detai
     spans = [pipeline.spans[stage] for stage in stages]
     count = spans[0][1] - spans[0][0] + 1
     owners = [pipeline.owner(stage) for stage in stages]
-    layers = f"{spans[0][0]} to {spans[-1][1]}" if spans[0][0] != spans[-1][1] else f"{spans[0][0]}"
+    layers = _span((spans[0][0], spans[-1][1]))
     ends = _ends(plan, pipeline, stages[0])
     holds = [plural(count, "layer") + (" each" if len(stages) > 1 else ""), *(names for names, _ in ends)]
     size = _blocks_size(plan, spans[0]) + sum(size for _, size in ends)
-    return (_span(stages), _owners(owners, ranks), layers, count_text(size), ", ".join(holds))
+    return (_span((stages[0], stages[-1])), _owners(owners, ranks), layers, count_text(size), ", ".join(holds))
 
 
-def _span(numbers: list[int]) -> str:
-    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+def _span(ends: tuple[int, int]) -> str:
+    first, last = ends
+    return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _owners(owners: list[int], ranks: int) -> str:
     owners = owners if len(set(owners)) > 1 else owners[:1]
     if len(owners) > 1:
-        shown = [_span(run) for run in _runs(owners)]
+        shown = [_span(run) for run in consecutive(owners)]
         return ", ".join(shown[:3]) + (", …" if len(shown) > 3 else "")
     first = owners[0] * ranks
     return f"{owners[0]} (rank{f's {first:,} to {first + ranks - 1:,}' if ranks > 1 else f' {first:,}'})"
-
-
-def _runs(numbers: list[int]) -> list[list[int]]:
-    """Return runs of consecutive numbers."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    return found
 
 
 def _ends(plan: Plan, pipeline: Pipeline, stage: int) -> list[tuple[str, int]]:

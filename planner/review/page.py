@@ -33,6 +33,7 @@ from xtrain.text.units import (
     amount_in_epochs,
     amount_text,
     bytes_text,
+    consecutive,
     count_text,
     plural,
     rate_text,
@@ -198,13 +199,8 @@ def _kinds(arch: Architecture) -> Iterator[tuple[LayerKind, str]]:
 
 def _layers_text(layers: tuple[int, ...]) -> str:
     """Return layers as text: `layers 0 to 2, 5`, or `layers 1, 3, 5, … 47`."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    shown = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    runs = consecutive(layers)
+    shown = [f"{first} to {last}" if last > first else f"{first}" for first, last in runs]
     shown = shown if len(shown) <= 6 else [*shown[:3], f"… {shown[-1]}"]
     return f"layer{'s' if len(layers) > 1 else ''} {', '.join(shown)}"
 

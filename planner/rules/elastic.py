@@ -23,7 +23,7 @@ from xtrain.plan.plan import PlanPhase, RefusedWorlds
 from xtrain.plan.resolved import Shape
 from xtrain.planner.graph.timeline import Schedule
 from xtrain.planner.rules.layout import FittedTeacher
-from xtrain.text.units import plural
+from xtrain.text.units import consecutive, plural
 
 Validate = Callable[[Spec, int, Findings], "ValidatedSpec | None"]
 
@@ -266,13 +266,7 @@ class _Search:
 
 def _listed(worlds: list[int]) -> str:
     """Return worlds as text: `3`, `3, 5..7`, or their number if that is long."""
-    runs: list[list[int]] = []
-    for world in worlds:
-        if runs and world == runs[-1][-1] + 1:
-            runs[-1].append(world)
-        else:
-            runs.append([world])
-    parts = [f"{run[0]}..{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    parts = [f"{a}..{b}" if b > a + 1 else ", ".join(map(str, dict.fromkeys((a, b)))) for a, b in consecutive(worlds)]
     if len(parts) <= SHOWN:
         return ", ".join(parts)
     return f"{', '.join(parts[:3])}, … ({len(worlds):,} of them)"

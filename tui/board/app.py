@@ -35,7 +35,7 @@ from xtrain.tui.board.actions import (
     word_of,
 )
 from xtrain.tui.board.head import Piece, head, line, tabs, unread
-from xtrain.tui.board.help import HelpScreen, Key, all_groups, app_keys, footer, keys_of
+from xtrain.tui.board.help import HelpScreen, all_groups, app_keys, keys_of
 from xtrain.tui.board.pane import Pane, TextBlock
 from xtrain.tui.board.plot import terminal_glyphs
 from xtrain.tui.board.reading import BackgroundReader
@@ -290,7 +290,7 @@ class BoardApp(App[int]):
         width = self.size.width
         self._draw_head()
         self._tabs.show(tabs(self._screens(), self.visited, width))
-        self._keys_line.show(footer(self._keys(), width))
+        self._keys_line.show(line(self._keys(), width))
         drawn, now = (self.visited, board.version), time.monotonic()
         clocks = now - self._drawn_at >= CLOCK_SECONDS and not self.frozen_at
         if anew or clocks or drawn != self._drawn:
@@ -320,7 +320,7 @@ class BoardApp(App[int]):
         cls = self._kinds.get(name)
         return cls is not None and self.board is not None and cls.available(self.board)
 
-    def _keys(self) -> tuple[Key, ...]:
+    def _keys(self) -> tuple[Piece, ...]:
         here = list(self.focused.ancestors_with_self) if self.focused else [self._panes.get(self.visited)]
         return (*app_keys(self.live, view_is_frozen=bool(self.frozen_at)), *keys_of(here))
 

@@ -97,51 +97,51 @@ def unread(seconds: float, *, failing: bool) -> Piece:
 def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None = None) -> Content:
     """Return the head line, `width` columns wide. frozen_at: time at which the view was frozen, empty if it is not.
     old: notice of `unread` if files are no longer read; the end of the run is unknown then."""
-    run, life, steps = board.run, board.life, steps_of(board)
-    word = life.in_words
+    server, name = board.server, name_of(board)
+    if server is None:
+        word, over = board.life.in_words, board.life.over
+        pieces = _about_run(board, with_end=old is None)
+    else:
+        word = "lost" if is_old(server, board.now) else server.state
+        over, pieces = word in ("lost", "failed", "stopped"), _about_server(server)
+    first = (
+        Piece(shortened(name, max(16, width // 4)), "bold $primary", 10),
+        Piece(word.upper() if over else word, _STYLES.get(word, "bold"), 9),
+        *([] if old is None else [old]),
+        Piece(f"reading {board.loading:.0%}" if board.loading is not None and server is None else "", "$warning", 8),
+        Piece(f"view frozen {frozen_at}" if frozen_at else "", "reverse $warning", 8),
+    )
+    return line((*first, *pieces), width)
+
+
+def _about_run(board: "Board", *, with_end: bool) -> tuple[Piece, ...]:
+    run, steps = board.run, steps_of(board)
     share = board.step / steps if steps else None
-    left = seconds_left(board) if life.state == "training" and old is None else None
+    left = seconds_left(board) if board.life.state == "training" and with_end else None
     end = last_step(board)
     until = "ETA" if end is None or steps is None or end >= steps else f"stops at {end:,} in"
     phase = board.series.last.phase
-    phases = board.planned.phases if board.planned else ()
-    of_steps = f"/{steps:,}" if steps else ""
-    raised = f"! {plural(len(board.alerts), 'alert')}" if board.alerts else ""
-    name, folder = name_of(board), printable(board.directory.name)
-    if board.server is not None:
-        return _head_of_server(board, board.server, width, frozen_at, old)
-    pieces = (
-        Piece(shortened(name, max(16, width // 4)), "bold $primary", 10),
-        Piece(word.upper() if life.over else word, _STYLES.get(word, "bold"), 9),
-        *([] if old is None else [old]),
-        Piece(f"reading {board.loading:.0%}" if board.loading is not None else "", "$warning", 8),
-        Piece(f"view frozen {frozen_at}" if frozen_at else "", "reverse $warning", 8),
-        Piece(raised, "bold $error", 7),
-        Piece(f"phase {printable(phase)}" if phase and len(phases) > 1 else "", "", 2),
-        Piece(f"step {board.step:,}{of_steps}", "", 6),
+    several_phases = board.planned is not None and len(board.planned.phases) > 1
+    folder = printable(board.directory.name)
+    return (
+        Piece(f"! {plural(len(board.alerts), 'alert')}" if board.alerts else "", "bold $error", 7),
+        Piece(f"phase {printable(phase)}" if phase and several_phases else "", "", 2),
+        Piece(f"step {board.step:,}{f'/{steps:,}' if steps else ''}", "", 6),
         Piece("" if share is None else f"{min(1.0, share):.1%}", "", 4),
         Piece("" if left is None else f"{until} ~{duration(left)}", "", 5),
         Piece(f"attempt {run.attempt}" if run.attempt > 1 else "", "$text-muted", 1),
-        Piece(folder if folder != name else "", "$text-muted", 0),
+        Piece(folder if folder != name_of(board) else "", "$text-muted", 0),
     )
-    return line(pieces, width)
 
 
-def _head_of_server(board: "Board", server: ServerStatus, width: int, frozen_at: str, old: Piece | None) -> Content:
-    word = "lost" if is_old(server, board.now) else server.state
-    waiting = f"{server.waiting:,} waiting" if server.waiting else ""
-    pieces = (
-        Piece(shortened(name_of(board), max(16, width // 4)), "bold $primary", 10),
-        Piece(word.upper() if word in ("lost", "failed", "stopped") else word, _STYLES.get(word, "bold"), 9),
-        *([] if old is None else [old]),
-        Piece(f"view frozen {frozen_at}" if frozen_at else "", "reverse $warning", 8),
+def _about_server(server: ServerStatus) -> tuple[Piece, ...]:
+    return (
         Piece(plural(server.clients, "client"), "", 6),
         Piece(plural(len(server.models), "model"), "", 5),
         Piece(f"{server.requests_per_second:.1f} requests/s", "", 4),
-        Piece(waiting, "$warning", 3),
+        Piece(f"{server.waiting:,} waiting" if server.waiting else "", "$warning", 3),
         Piece(server.url, "$text-muted", 2),
     )
-    return line(pieces, width)
 
 
 @lru_cache(maxsize=16)

@@ -1,10 +1,8 @@
 """Keys: the bottom line and the help screen, both made of the bindings."""
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from attrs import frozen
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -15,7 +13,7 @@ from textual.widgets import Static
 
 from xtrain.records.names import ControlWord
 from xtrain.tui.board.actions import refusal
-from xtrain.tui.board.head import Piece, line, stack
+from xtrain.tui.board.head import Piece, stack
 from xtrain.tui.board.pane import Pane
 from xtrain.tui.pages.sheet import left, wrapped
 
@@ -39,69 +37,45 @@ _ACTIONS: dict[ControlWord, tuple[str, int]] = {
 }
 
 
-@frozen
-class Key:
-    """Key hint: the key, its label, and whether it works now. weight: see `Piece`. action: action of a click."""
-
-    key: str
-    label: str
-    enabled: bool = True
-    weight: int = 0
-    action: str = ""
-
-
 def sign(key: str) -> str:
     """Return a key as printed on a keyboard; several keys are separated by blanks."""
     return " ".join(_SIGNS.get(one.strip(), one.strip()) for one in key.split(","))
 
 
-def app_keys(board: "Board | None", *, view_is_frozen: bool) -> tuple[Key, ...]:
+def hint(key: str, label: str, *, enabled: bool = True, weight: int = 0, action: str = "") -> Piece:
+    """Return a key and its label; in parentheses if the key does nothing now. action: action of a click."""
+    text = f"{sign(key)} {label}"
+    return Piece(text if enabled else f"({text})", "" if enabled else "$text-muted", weight, action)
+
+
+def app_keys(board: "Board | None", *, view_is_frozen: bool) -> tuple[Piece, ...]:
     """Return the keys that are the same on every screen."""
     paused = board is not None and board.life.state == "paused"
     keys = [
-        Key("?", "help", weight=20, action="app.help"),
-        Key("q", "quit", weight=19, action="app.quit"),
-        Key("space", "unfreeze" if view_is_frozen else "freeze", weight=7, action="app.freeze"),
+        hint("?", "help", weight=20, action="app.help"),
+        hint("q", "quit", weight=19, action="app.quit"),
+        hint("space", "unfreeze" if view_is_frozen else "freeze", weight=7, action="app.freeze"),
     ]
-    for action, (key, weight) in _ACTIONS.items():
-        label = ControlWord.RESUME if paused and action == ControlWord.PAUSE else action
-        keys.append(Key(key, label, not refusal(board, action), weight, f"app.ask('{action}')"))
-    return (*keys, Key("t", "theme", weight=1, action="app.theme"))
+    for word, (key, weight) in _ACTIONS.items():
+        label = ControlWord.RESUME if paused and word == ControlWord.PAUSE else word
+        keys.append(hint(key, label, enabled=not refusal(board, word), weight=weight, action=f"app.ask('{word}')"))
+    return (*keys, hint("t", "theme", weight=1, action="app.theme"))
 
 
-def keys_of(nodes: Iterable[DOMNode | None]) -> list[Key]:
+def keys_of(nodes: Iterable[DOMNode | None]) -> list[Piece]:
     """Return the keys of the focused widget and of the widgets around it, up to the screen."""
-    found: list[Key] = []
+    found: list[Piece] = []
     for node in nodes:
         if node is None or isinstance(node, Screen):
             break
         bindings = [binding for binding in node.BINDINGS if isinstance(binding, Binding)]
         shown = (binding for binding in bindings if binding.show and binding.description)
-        found += [Key(binding.key_display or binding.key, binding.description, weight=3) for binding in shown]
+        found += [hint(binding.key_display or binding.key, binding.description, weight=3) for binding in shown]
     return found
 
 
-@lru_cache(maxsize=16)
-def footer(keys: tuple[Key, ...], width: int) -> Content:
-    """Return the keys that fit; keys that do nothing now are in parentheses."""
-    pieces = [
-        Piece(
-            f"{sign(key.key)} {key.label}" if key.enabled else f"({sign(key.key)} {key.label})",
-            "" if key.enabled else "$text-muted",
-            key.weight,
-            key.action,
-        )
-        for key in keys
-    ]
-    return line(pieces, width)
-
-
-@frozen
-class Group:
-    """Group of keys, each as (key, what it does, reason why it does nothing now)."""
-
-    title: str
-    keys: tuple[tuple[str, str, str], ...]
+# Title of a group of keys, and its keys, each as (key, what it does, reason why it does nothing now).
+Group = tuple[str, tuple[tuple[str, str, str], ...]]
 
 
 def group(title: str, bindings: Iterable[BindingType], board: "Board | None" = None) -> Group:
@@ -112,7 +86,7 @@ def group(title: str, bindings: Iterable[BindingType], board: "Board | None" = N
         for binding in known
         if binding.description
     )
-    return Group(title, tuple(keys))
+    return title, tuple(keys)
 
 
 def _why_not(binding: Binding, board: "Board | None") -> str:
@@ -131,19 +105,19 @@ def all_groups(
             kinds = dict.fromkeys(type(widget) for widget in visited.query("*") if widget.can_focus)
             parts = (group(f"{cls.title}: {kind.__name__}", kind.__dict__.get("BINDINGS", ())) for kind in kinds)
             groups += parts
-    return [each for each in groups if each.keys]
+    return [each for each in groups if each[1]]
 
 
 def help_text(groups: Sequence[Group], width: int) -> Content:
     """Return all groups, one after the other, in `width` columns."""
-    widest = max((len(key) for each in groups for key, _, _ in each.keys), default=0)
+    widest = max((len(key) for _, keys in groups for key, _, _ in keys), default=0)
     rest = max(10, width - widest - 2)
     lines: list[Content] = []
-    for each in groups:
+    for title, keys in groups:
         lines += [Content("")] if lines else []
-        lines.append(Content.styled(each.title, "bold $primary"))
-        reasons = [why for _, _, why in each.keys]
-        for (key, said, why), after in zip(each.keys, [*reasons[1:], ""], strict=True):
+        lines.append(Content.styled(title, "bold $primary"))
+        reasons = [why for _, _, why in keys]
+        for (key, said, why), after in zip(keys, [*reasons[1:], ""], strict=True):
             style = "$text-muted" if why else ""
             for place, text in enumerate(wrapped(said, rest)):
                 lines.append(Content.assemble((left("" if place else key, widest), "bold"), "  ", (text, style)))

@@ -46,13 +46,6 @@ UNICODE = BarGlyphs(spinner="⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", done="━", to_do=
 ASCII = BarGlyphs(spinner="|/-\\", done="=", to_do="-", tick="+", cross="x")
 
 
-@frozen
-class _Part:
-    text: Text
-    rank: int
-    """Parts with the lowest ranks are kept when the line is narrow."""
-
-
 def progress_line(state: RunState, *, width: int, now: float, quiet: float, glyphs: BarGlyphs = UNICODE) -> Text:
     """Return the line at unix time `now`, `quiet` seconds after the last record, in fewer than `width` cells."""
     if state.failures:
@@ -93,22 +86,23 @@ def _training(state: RunState, *, width: int, now: float, quiet: float, glyphs: 
     parts = _parts(state, quiet=quiet)
     # One blank for the cursor at the left, one unused column at the right.
     room = width - 2 - MIN_BAR
-    fitting: list[_Part] = []
-    for part in sorted(parts, key=lambda part: part.rank):
-        cells = cell_len(part.text.plain) + 2
-        spare = 0 if part.rank <= LAST_ESSENTIAL_RANK else GOOD_BAR - MIN_BAR
+    fitting: list[tuple[int, Text]] = []
+    for part in sorted(parts, key=lambda part: part[0]):
+        rank, text = part
+        cells = cell_len(text.plain) + 2
+        spare = 0 if rank <= LAST_ESSENTIAL_RANK else GOOD_BAR - MIN_BAR
         if cells + spare > room:
             break
         room -= cells
         fitting.append(part)
     bar_width = min(MAX_BAR, MIN_BAR + room)
     bar = _bar(state.progress, bar_width, glyphs) if state.progress is not None else _pulse(now, bar_width, glyphs)
-    shown = [part.text for part in parts if part in fitting]
+    shown = [part[1] for part in parts if part in fitting]
     return Text("  ").join([Text(" ").append_text(bar), *shown])
 
 
-def _parts(state: RunState, *, quiet: float) -> list[_Part]:
-    """Return all parts of a wide line, in order."""
+def _parts(state: RunState, *, quiet: float) -> list[tuple[int, Text]]:
+    """Return all parts of a wide line, in order; parts with the lowest ranks are kept when the line is narrow."""
     last = state.history.last
     steps = f"{state.steps:,}" if state.steps else ""
     at = f"{state.step:,}"
@@ -127,7 +121,7 @@ def _parts(state: RunState, *, quiet: float) -> list[_Part]:
         (9, Text(printable(last.phase), "dim") if last.phase else ""),
         (2, _pace(state, quiet)),
     )
-    return [_Part(text if isinstance(text, Text) else Text(text), rank) for rank, text in parts if text]
+    return [(rank, text if isinstance(text, Text) else Text(text)) for rank, text in parts if text]
 
 
 def _pace(state: RunState, quiet: float) -> Text:

@@ -14,7 +14,7 @@ from xtrain.tui.curves.canvas import MOST_LINES, Line
 from xtrain.tui.curves.drawing import exact
 from xtrain.tui.model.find import FoundRun
 from xtrain.tui.model.planned import Planned
-from xtrain.tui.pages.sheet import Row, block, cells, cut, fit, joined, left, right, row, rule
+from xtrain.tui.pages.sheet import Column, Row, block, cells, cut, fit, joined, left, right, row, rule
 
 if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
@@ -224,28 +224,24 @@ def standing_rows(
     at = "" if common is None else f"at {count(common) if by == 'tokens' else exact(common)}"
     wide = width >= 100
     names = max(8, min(30 if wide else 14, max((len(one.run.label) for one in standings), default=8)))
-    place = max(9, len(at))
-    head = [f"  {left('run', names)}", right("step", 9), right("last", 9)]
-    head += [right("best", 9), right("at", 9)] if wide else []
-    head += [right(at, place), right("difference", 10)]
-    head += [left(" state", 12)] if width >= 76 else []
+    columns: list[Column[Standing]] = [
+        Column("step", 9, lambda one: "–" if one.step is None else f"{one.step:,}"),
+        Column("last", 9, lambda one: decimal(one.last, 4)),
+        Column("best", 9, lambda one: decimal(one.best, 4)),
+        Column("at", 9, lambda one: "–" if one.best_at is None else (count if by == "tokens" else exact)(one.best_at)),
+        Column(at, max(9, len(at)), lambda one: decimal(one.common, 4)),
+        Column("difference", 10, lambda one: "this run" if one is standings[0] else _signed(one.difference)),
+    ]
+    shown = columns if wide else columns[:2] + columns[4:]
+    with_state = width >= 76
+    head = [f"  {left('run', names)}", *(right(column.title, column.width) for column in shown)]
+    head += [left(" state", 12)] if with_state else []
     rows = [rule("Compare", width, facts), fit(row((" ".join(head), "dim")), width)]
     for number, one in enumerate(standings):
         of_curve = number % MOST_LINES
-        sign = (f"{markers[of_curve]} ", f"line{of_curve}")
-        parts = [right("–" if one.step is None else f"{one.step:,}", 9), right(decimal(one.last, 4), 9)]
-        if wide:
-            best_at = "–" if one.best_at is None else count(one.best_at) if by == "tokens" else exact(one.best_at)
-            parts += [right(decimal(one.best, 4), 9), right(best_at, 9)]
-        parts.append(right(decimal(one.common, 4), place))
-        parts.append(right("this run" if number == 0 else _signed(one.difference), 10))
-        state = f" {one.run.state}" if width >= 76 else ""
-        drawn = row(
-            sign,
-            left(one.run.label, names) + " ",
-            " ".join(parts),
-            (state, "dim"),
-        )
+        texts = " ".join((left(one.run.label, names), *(right(column.value(one), column.width) for column in shown)))
+        state = f" {one.run.state}" if with_state else ""
+        drawn = row((f"{markers[of_curve]} ", f"line{of_curve}"), texts, (state, "dim"))
         rows.append(fit(drawn, width))
     return rows
 

@@ -33,7 +33,7 @@ from xtrain.tui.pages.sheet import (
     cells,
     cut,
     fit,
-    joined,
+    joined_within,
     left,
     restyled,
     right,
@@ -394,6 +394,4 @@ def headline(facts: PlanFacts, shown: int, query: str, width: int) -> Row:
             parts.append(f"planned {brief(facts.cost.planned.step)}")
     if facts.setup_seconds is not None:
         parts.append(f"set-up {brief(facts.setup_seconds)}")
-    while len(parts) > 1 and len(joined(parts)) > width:
-        parts.pop()
-    return fit(row((joined(parts), "bold")), width)
+    return fit(row((joined_within(parts, width), "bold")), width)

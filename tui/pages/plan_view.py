@@ -30,6 +30,7 @@ from xtrain.tui.pages.sheet import (
     block,
     clipped,
     fit,
+    labelled,
     left,
     right,
     row,
@@ -46,21 +47,13 @@ def node_rows(node: PlannedNode, facts: PlanFacts, width: int) -> list[Row]:
     """Return everything known about a node, in as many rows as needed."""
     rows = [rule(node.id, width, node.kind)]
     rows += [row((line, "")) for line in wrapped(node.does, width)]
-    for label, text, style in _facts(node, facts):
-        rows += _labelled(label, text, width, style)
-    for label, text in _plan(node, facts):
-        rows += _labelled(label, text, width)
+    for label, text, style in (*_facts(node, facts), *((*pair, "") for pair in _plan(node, facts))):
+        rows += labelled(label, text, width, max(LABEL, len(label) + 1), style)
     if node.args:
         rows.append(rule("arguments", width))
         for name, text in arguments(node.args):
             rows += [row((line, "")) for line in wrapped(f"{name} = {text}", width, "  ")]
     return [fit(each, width) for each in rows]
-
-
-def _labelled(label: str, text: str, width: int, style: str = "") -> Iterator[Row]:
-    label_width = max(LABEL, len(label) + 1)
-    for number_of, line in enumerate(wrapped(text, max(1, width - label_width))):
-        yield row((left("" if number_of else label, label_width), "dim"), (line, style))
 
 
 def _facts(node: PlannedNode, facts: PlanFacts) -> Iterator[tuple[str, str, str]]:

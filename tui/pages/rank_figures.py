@@ -10,7 +10,7 @@ from numpy import ndarray
 from xtrain.records.events import StuckEvent
 from xtrain.records.names import EndStatus
 from xtrain.records.training_events import RunStartEvent
-from xtrain.text.units import brief, size
+from xtrain.text.units import brief, consecutive, duration, size
 from xtrain.tui.event_text import cause
 from xtrain.tui.model.life import OneRank, Straggler
 from xtrain.tui.model.planned import PlannedAxis
@@ -124,8 +124,6 @@ def age(rank: OneRank) -> float | None:
 
 def seconds_ago(seconds: float) -> str:
     """Return an age without needless fractions: `3 s`, `2m05s`."""
-    from xtrain.text.units import duration
-
     return f"{seconds:.0f} s" if seconds < 59.5 else duration(seconds)
 
 
@@ -398,12 +396,7 @@ def common(ranks: Sequence[OneRank], numbers: Sequence[int]) -> str:
 
 def listed(numbers: Sequence[int], most: int = 6) -> str:
     """Return numbers as ranges, at most `most` of them: `3, 5–7, 12 and 40 more`."""
-    ranges: list[list[int]] = []
-    for value in sorted(numbers):
-        if ranges and value == ranges[-1][1] + 1:
-            ranges[-1][1] = value
-        else:
-            ranges.append([value, value])
+    ranges = consecutive(sorted(numbers))
     shown = [f"{low:,}" if low == high else f"{low:,}–{high:,}" for low, high in ranges[:most]]
     left = sum(high - low + 1 for low, high in ranges[most:])
     return ", ".join(shown) + (f" and {left:,} more" if left else "")

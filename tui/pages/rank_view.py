@@ -47,6 +47,8 @@ from xtrain.tui.pages.sheet import (
     cut,
     fit,
     joined,
+    joined_within,
+    labelled,
     left,
     right,
     row,
@@ -71,8 +73,7 @@ def rank_rows(rank: OneRank, facts: RankFacts, width: int) -> list[Row]:
         *_figures(rank, facts),
         *_stuck(rank, facts),
     ):
-        for line_number, line in enumerate(wrapped(text, max(1, width - LABEL))):
-            rows.append(row((left("" if line_number else label, LABEL), "dim"), (line, style)))
+        rows += labelled(label, text, width, LABEL, style)
     rows += _nodes(rank, facts, width)
     return [fit(each, width) for each in rows]
 
@@ -248,9 +249,7 @@ def _head(facts: RankFacts, view: RankView, width: int, height: int) -> list[Row
             parts.append(f"most {measured.words(value)} on rank {worst:,}")
     if facts.machines > 1:
         parts.append(f"{facts.machines:,} machines")
-    while len(parts) > 1 and len(joined(parts)) > width:
-        parts.pop()
-    rows = [fit(row((joined(parts), "bold")), width)]
+    rows = [fit(row((joined_within(parts, width), "bold")), width)]
     most = 1 if height < 14 else 2 if height < 26 else 4
     styles = {FINE: "good", SLOW: "warn", SILENT: "warn"}
     lines = [(line, styles.get(state, "bad")) for text, state in facts.said for line in wrapped(text, width)]

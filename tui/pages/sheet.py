@@ -140,6 +140,22 @@ def joined(parts: Iterable[str]) -> str:
     return f" {DOT} ".join(filter(None, parts))
 
 
+def joined_within(parts: Sequence[str], width: int) -> str:
+    """Return the first parts that fit in `width` columns, at least one, as `a · b · c`."""
+    parts = list(filter(None, parts))
+    while len(parts) > 1 and cell_len(joined(parts)) > width:
+        parts.pop()
+    return joined(parts)
+
+
+def labelled(label: str, text: str, width: int, label_width: int, style: str = "") -> list[Row]:
+    """Return a wrapped text next to its label."""
+    lines = wrapped(text, max(1, width - label_width))
+    return [
+        row((left("" if number else label, label_width), "dim"), (line, style)) for number, line in enumerate(lines)
+    ]
+
+
 def clipped(rows: Sequence[Row], width: int, height: int) -> list[Row]:
     """Return a block of the first rows; if rows are left out, the last one counts those that `enter` shows."""
     if len(rows) > height:

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from xtrain.records.training_events import RunStartEvent
 from xtrain.tui.board.head import Piece, head, line, tabs
-from xtrain.tui.board.help import Key, app_keys, footer
+from xtrain.tui.board.help import app_keys, hint
 from xtrain.tui.board.terminal import SCREENS, pane_classes
 from xtrain.tui.model.board import Alert, Board
 from xtrain.tui.model.life import Life
@@ -71,16 +71,16 @@ def test_an_end_is_said_in_words(status):
 
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_keys_fit_and_the_ways_out_are_never_left_out(width):
-    keys = (*app_keys(None, view_is_frozen=False), Key("l", "log scale", weight=3))
-    said = footer(keys, width).plain
+    keys = (*app_keys(None, view_is_frozen=False), hint("l", "log scale", weight=3))
+    said = line(keys, width).plain
     assert cell_len(said) <= width
     assert said.startswith(" ? help  q quit")
 
 
 def test_a_key_that_does_nothing_now_stands_in_parentheses():
-    live = footer(app_keys(board(), view_is_frozen=False), 120).plain
+    live = line(app_keys(board(), view_is_frozen=False), 120).plain
     assert "S save  E eval  P profile  W pause  X stop" in live
-    over = footer(app_keys(board(life=Life(state="ended", status="done")), view_is_frozen=True), 120).plain
+    over = line(app_keys(board(life=Life(state="ended", status="done")), view_is_frozen=True), 120).plain
     assert "space unfreeze  (S save)  (E eval)  (P profile)  (W pause)  (X stop)" in over
-    paused = footer(app_keys(board(life=Life(state="paused")), view_is_frozen=False), 120).plain
+    paused = line(app_keys(board(life=Life(state="paused")), view_is_frozen=False), 120).plain
     assert "W resume" in paused
