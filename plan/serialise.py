@@ -46,7 +46,7 @@ from xtrain.regular_files import read_json
 from xtrain.version import __version__
 
 # Rooms that decide what a plan is and does; display and commands do not.
-ROOMS: Final = ("blocks", "components", "dsl", "plan", "planner", "runtime", "server", "text")
+ROOMS: Final = ("blocks", "components", "contracts", "dsl", "plan", "planner", "runtime", "server", "text")
 PACKAGE: Final = Path(version.__file__).parent
 
 

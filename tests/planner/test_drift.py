@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import rooms
 from attrs import evolve
 
 from xtrain.cli.main import main
@@ -200,6 +201,10 @@ def test_accepted_drift_is_a_warning(spec):
 def test_the_command_that_plans_anew_can_be_typed(spec):
     plan = evolve(saved(spec, ("experiment.budget=10 steps",), 2), spec="a b.xtrain")
     assert plan_command(plan) == "xtrain plan 'a b.xtrain' --world 2 --set 'experiment.budget=10 steps'"
+
+
+def test_the_fingerprint_covers_every_room_but_display_and_commands():
+    assert {*rooms.ROOMS} - {*ROOMS} == {"api", "cli", "client", "lsp", "records", "tui"}
 
 
 def test_the_fingerprint_is_of_names_and_contents(tmp_path):

@@ -33,7 +33,7 @@ TEXTS = ("tests/dsl/test_gallery.py::test_gallery", "tests/dsl/test_docs.py::tes
 RUNS = ("tests/test_quickstart.py",)
 WHOLE = {
     "dsl": (*TEXTS, *PLANS),
-    "planner": (*PLANS, TEXTS[0]),
+    **dict.fromkeys(("plan", "blocks", "contracts", "planner"), (*PLANS, TEXTS[0])),
     "components": (*PLANS, *TEXTS, *RUNS),
     "runtime": RUNS,
 }
