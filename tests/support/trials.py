@@ -229,7 +229,7 @@ def gaps(ours: Outcome, theirs: Outcome) -> Gaps:
     for state in ours.whole:
         for name, value in state.items():
             distances[name] = max(distances[name], _distance(value, expected[name]))
-    assert [step for step, *_ in ours.curve] == [step for step, *_ in theirs.curve]
+    assert [step for step, *_ in ours.curve] == [step for step, *_ in theirs.curve] != []
     assert [_counts(e) for e in ours.evals] == [_counts(e) for e in theirs.evals]
     return Gaps(
         loss=_relative([c[1] for c in ours.curve], [c[1] for c in theirs.curve]),

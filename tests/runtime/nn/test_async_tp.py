@@ -51,7 +51,7 @@ def test_products_of_a_block_are_fused_with_what_travels(monkeypatch):
         dist.destroy_process_group()
     called = [str(node.target) for node in graph.graph.nodes if "symm_mem" in str(node.target)]
     fused = ["symm_mem.fused_all_gather_matmul.default", "symm_mem.fused_matmul_reduce_scatter.default"]
-    assert called == 2 * fused or sorted(called) == sorted(2 * fused)
+    assert sorted(called) == sorted(2 * fused)
     assert not [node for node in graph.graph.nodes if "_c10d_functional" in str(node.target)]
 
 

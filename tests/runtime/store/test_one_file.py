@@ -67,4 +67,4 @@ def test_a_disk_that_fails_at_any_change_is_reported_as_it_is(tensors, tmp_path,
             patch.setattr(durable, "os", FaultyDisk(at, error))
             with pytest.raises(kind) as failed:
                 write_file(tensors, tmp_path)
-        assert not isinstance(failed.value, OSError) or failed.value.errno == error
+        assert getattr(failed.value, "errno", None) == error
