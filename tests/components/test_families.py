@@ -308,7 +308,8 @@ def test_layers_that_differ_cost_what_their_plan_says(
 ):
     """Blocks in an order in which no neighbours are alike, and a stage that has more of one kind."""
     monkeypatch.chdir(tmp_path)
-    settings = {**mixed(name), **({"dense_layers": "[3]"} if "expert_every" in mixed(name) else {}), "layers": 6}
+    more = {"dense_layers": "[3]", "layers": 6} if "expert_every" in mixed(name) else {"layers": 4}
+    settings = {**mixed(name), **more}
     text = LAYOUTS_OF_KINDS[layout]
     plan = plan_of(tmp_path, name, text if name in WITH_EXPERTS else text.replace(", ep 2", ""), **settings)
     assert len(plan.architecture.kinds) > 1
