@@ -38,7 +38,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from attrs import define, field
 
-from xtrain.server.messages import Writer
+from xtrain.server.messages import MESSAGES
 
 SPEC: Final = """
 experiment load {{ seed = 3 }}
@@ -152,15 +152,13 @@ class Model:
 
     def a_pass(self, rng: np.random.Generator) -> bytes:
         named = self.numbered()
-        out = Writer().content(1, named["model_id"]).integer(2, named["seq_id"])
+        out = MESSAGES["ForwardBackwardRequest"](**named, loss_fn="cross_entropy")
         for _ in range(2):
             ids = rng.integers(1, VOCABULARY, TOKENS + 1)
-            row = Writer().content(1, Writer().content(1, Writer().content(1, ids[:-1].astype("<i4").tobytes())))
+            row = out.data.add(chunks=[{"text": {"tokens": ids[:-1].astype("<i4").tobytes()}}])
             for name, values, dtype in (("target_tokens", ids[1:].astype("<i8"), 2), ("weights", _ONES, 1)):
-                tensor = Writer().content(1, values.tobytes()).integer(3, dtype).integers(4, [TOKENS])
-                row.content(2, Writer().content(1, name).content(2, tensor))
-            out.content(3, row)
-        return bytes(out.content(4, "cross_entropy"))
+                row.inputs.add(key=name, value={"dense": values.tobytes(), "dtype": dtype, "shape": [TOKENS]})
+        return out.SerializeToString()
 
     def export(self, to: Connection) -> None:
         body = self.numbered() | {"path": f"at-{self.seq}", "ttl_seconds": 60}

@@ -97,7 +97,7 @@ def plain_kernels(head_dim: int) -> dict[str, str]:
     return {"cpu": "documents", "cuda": "flex" if head_dim >= NARROWEST else "documents"}
 
 
-OF_SERVER: Final = ("starlette", "uvicorn")
+OF_SERVER: Final = {"protobuf": "google.protobuf", "starlette": "starlette", "uvicorn": "uvicorn"}
 
 
 def is_installed(package: str) -> bool:
@@ -110,5 +110,10 @@ def is_installed(package: str) -> bool:
 def missing_for_server() -> str | None:
     """Return a message with the packages that the server needs and that are not installed; None if all are
     installed."""
-    missing = [name for name in OF_SERVER if find_spec(name) is None]
+    missing = []
+    for package, module in OF_SERVER.items():
+        try:
+            missing += [] if find_spec(module) else [package]
+        except ModuleNotFoundError:  # of the module's parent
+            missing.append(package)
     return f"the server needs {' and '.join(missing)}: pip install 'xtrain[serve]'" if missing else None

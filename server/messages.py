@@ -1,184 +1,127 @@
-"""Protocol Buffers of the wire: as much of the format as three messages need, between bytes and values.
+"""Protocol Buffers of the wire. Tensors are dense, or sparse by rows (CSR), little-endian."""
 
-The format: protobuf.dev/programming-guides/encoding. Tensors are dense, or sparse by rows (CSR), little-endian.
-"""
-
-import struct
-from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Final, Literal, Self
+from typing import Any, Final
 
 import numpy as np
-from attrs import define, frozen
+from attrs import frozen
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from xtrain.server.engine_interface import Array, Candidates, PassResult, SampleResult
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+MEDIA_TYPE: Final = "application/x-protobuf"
+NO_LOGPROB: Final = -99999.0  # for a cell without a candidate
 MOST_FIELDS: Final = 2**20
 
-Kind = Literal["int", "bool", "double", "text", "bytes", "ints"]
-WIRE: Final[Mapping[str, int]] = {"int": VARINT, "bool": VARINT, "double": FIXED64, "text": BYTES, "bytes": BYTES}
+# Message → its fields: type (`*`: repeated), name and number.
+_FIELDS: Final = {
+    "SparseCsr": "bytes values 1, bytes crow 2, bytes col 3",
+    "Tensor": "bytes dense 1, SparseCsr csr 2, uint64 dtype 3, uint64* shape 4",
+    "EncodedTextChunk": "bytes tokens 1",
+    "Chunk": "EncodedTextChunk text 1, bytes image 2, bytes dmel 3",
+    "LossFnInputsEntry": "string key 1, Tensor value 2",
+    "Datum": "Chunk* chunks 1, LossFnInputsEntry* inputs 2, bytes spans 3, bytes input_spans 4",
+    "LossFnConfigEntry": "string key 1, double value 2",
+    "LossConfigValue": "double number 1, string text 2",
+    "LossFnConfigV2Entry": "string key 1, LossConfigValue value 2",
+    "ForwardBackwardRequest": "string model_id 1, uint64 seq_id 2, Datum* data 3, string loss_fn 4, "
+    "LossFnConfigEntry* numbers 5, bool forward_only 6, LossFnConfigV2Entry* settings 7",
+    "BatchedTensor": "bytes data 1, bytes offsets 2, uint64 dtype 3, uint64* shape 4",
+    "FieldsEntry": "string key 1, BatchedTensor value 2",
+    "ArrayRecord": "FieldsEntry* fields 2, uint64 rows 3",
+    "MetricsEntry": "string key 1, double value 2",
+    "ForwardBackwardOutput": "string type 1, ArrayRecord* records 2, MetricsEntry* metrics 3",
+    "TopkLogprobs": "bytes ids 1, bytes logprobs 2, uint64 k 3, uint64 n 4",
+    "SampledSequence": "uint64 stop 1, bytes tokens 2, bytes logprobs 3, TopkLogprobs top 4",
+    "SampleResponse": "SampledSequence* samples 1, bytes prompt 2, TopkLogprobs prompt_top 3",
+}
+_SCHEMA: Final = {
+    message: {int(number): (kind, name) for kind, name, number in map(str.split, fields.split(", "))}
+    for message, fields in _FIELDS.items()
+}
+
+
+def _classes() -> dict[str, Any]:
+    """Return the class of each message."""
+    file = FileDescriptorProto(name="xtrain.proto", package="xtrain", syntax="proto2")
+    for message, fields in _SCHEMA.items():
+        made = file.message_type.add(name=message)
+        for number, (kind, name) in fields.items():
+            label = "LABEL_REPEATED" if kind.endswith("*") else "LABEL_OPTIONAL"
+            field = made.field.add(name=name, number=number, label=label)
+            if (single := kind.rstrip("*")) in _SCHEMA:
+                field.type_name = single
+            else:
+                field.type = FieldDescriptorProto.Type.Value(f"TYPE_{single.upper()}")
+                field.options.packed = kind == "uint64*"
+    pool = DescriptorPool()
+    pool.Add(file)
+    return {name: GetMessageClass(pool.FindMessageTypeByName(f"xtrain.{name}")) for name in _SCHEMA}
+
+
+MESSAGES: Final = _classes()
+VARINT, FIXED64, BYTES = 0, 1, 2
+_WIRES: Final = {"double": (FIXED64,), "bool": (VARINT,), "uint64": (VARINT,), "uint64*": (VARINT, BYTES)}
 
 
 class Malformed(ValueError):
     """Invalid bytes of a message. Its text has places and numbers, and no content."""
 
 
-@frozen
-class ProtoMessage:
-    """A message type: field number → field."""
-
-    name: str
-    fields: Mapping[int, "ProtoField"]
-
-
-@frozen
-class ProtoField:
-    """A field. kind: type of its values, or a message. repeated: a list of all values; otherwise the last value
-    counts."""
-
-    name: str
-    kind: "Kind | ProtoMessage"
-    repeated: bool = False
+def read(raw: bytes, name: str) -> Any:
+    """Parse a message. Raises Malformed."""
+    _check(memoryview(raw), name, MOST_FIELDS)
+    try:
+        return MESSAGES[name].FromString(raw)
+    except DecodeError:
+        raise Malformed(f"the body is not a {name}") from None
 
 
-@define
-class FieldCount:
-    """Number of fields of a body that may still be read, so that a small body cannot take long."""
+def _check(data: memoryview, message: str, left: int) -> int:
+    """Check the fields of a message, of which there may be `left`; return how many are left.
 
-    left: int = MOST_FIELDS
-
-    def take(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Malformed(f"there are more than {MOST_FIELDS} fields")
-
-
-def read(data: memoryview, message: ProtoMessage, count: FieldCount | None = None) -> dict[str, Any]:
-    """Return the fields of a message by name, nested messages as dicts. Raises Malformed."""
-    count = count or FieldCount()
-    found: dict[str, Any] = {}
+    The library would skip unknown fields, and take 1 GB for 64 MB of empty ones.
+    """
     at = 0
     while at < len(data):
-        count.take()
         tag, at = _varint(data, at, message)
         number, wire = tag >> 3, tag & 7
-        value: int | memoryview
-        if wire == VARINT:
-            value, at = _varint(data, at, message)
-        else:
-            if wire not in (FIXED64, BYTES, FIXED32):
-                raise Malformed(f"{message.name} has a field of wire type {wire}")
-            size, at = _varint(data, at, message) if wire == BYTES else (8 if wire == FIXED64 else 4, at)
-            if size > len(data) - at:
-                raise Malformed(f"field {number} of {message.name} is cut off")
+        if number not in _SCHEMA[message]:
+            raise Malformed(f"{message} has a field {number}, which is unknown")
+        kind, name = _SCHEMA[message][number]
+        if wire not in _WIRES.get(kind, (BYTES,)):
+            raise Malformed(f"{name} of {message} has wire type {wire}")
+        left -= 1
+        size, at = (8, at) if wire == FIXED64 else _varint(data, at, message)
+        if wire != VARINT:
             value, at = data[at : at + size], at + size
-        field = message.fields.get(number)
-        if field is None:
-            raise Malformed(f"{message.name} has a field {number}, which is unknown")
-        _put(found, field, wire, value, message, count)
-    return found
+            if at > len(data):
+                raise Malformed(f"{name} of {message} is cut off")
+            if kind.rstrip("*") in _SCHEMA:
+                left = _check(value, kind.rstrip("*"), left)
+            elif kind == "uint64*":
+                left -= size
+            elif kind == "string":
+                try:
+                    str(value, "utf-8")
+                except UnicodeDecodeError:
+                    raise Malformed(f"{name} is not UTF-8") from None
+        if left < 0:
+            raise Malformed(f"there are more than {MOST_FIELDS} fields")
+    return left
 
 
-def _put(
-    found: dict[str, Any],
-    field: ProtoField,
-    wire: int,
-    value: int | memoryview,
-    message: ProtoMessage,
-    count: FieldCount,
-) -> None:
-    if field.kind == "ints":  # one number, or several packed ones
-        numbers = found.setdefault(field.name, [])
-        if isinstance(value, int):
-            numbers.append(value)
-        elif wire == BYTES:
-            at = 0
-            while at < len(value):
-                count.take()
-                number, at = _varint(value, at, message)
-                numbers.append(number)
-        else:
-            raise Malformed(f"{field.name} of {message.name} has wire type {wire}")
-        return
-    if wire != (BYTES if isinstance(field.kind, ProtoMessage) else WIRE[field.kind]):
-        raise Malformed(f"{field.name} of {message.name} has wire type {wire}")
-    read_value = _value(field.kind, value, field, count)
-    if field.repeated:
-        found.setdefault(field.name, []).append(read_value)
-    else:
-        found[field.name] = read_value
-
-
-def _value(kind: "Kind | ProtoMessage", value: int | memoryview, field: ProtoField, count: FieldCount) -> Any:
-    if isinstance(value, int):
-        return bool(value) if kind == "bool" else value
-    if isinstance(kind, ProtoMessage):
-        return read(value, kind, count)
-    if kind == "double":
-        return struct.unpack("<d", value)[0]
-    if kind == "text":
-        try:
-            return str(value, "utf-8")
-        except UnicodeDecodeError:
-            raise Malformed(f"{field.name} is not UTF-8") from None
-    return value
-
-
-def _varint(data: memoryview, at: int, message: ProtoMessage) -> tuple[int, int]:
+def _varint(data: memoryview, at: int, message: str) -> tuple[int, int]:
     """Return an unsigned number of at most 64 bits, and the position after it."""
-    value = shift = 0
-    while at < len(data):
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            if value >= 2**64:
-                break
-            return value, at
-        shift += 7
-        if shift > 63:
-            break
-    raise Malformed(f"a number of {message.name} is cut off or has more than 64 bits")
-
-
-# writing --------------------------------------------------------------------------------------------------------------
-
-
-class Writer:
-    """The bytes of a message, field by field."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def integer(self, number: int, value: int) -> Self:
-        self._parts += (_encoded(number << 3 | VARINT), _encoded(value))
-        return self
-
-    def double(self, number: int, value: float) -> Self:
-        self._parts += (_encoded(number << 3 | FIXED64), struct.pack("<d", value))
-        return self
-
-    def content(self, number: int, value: "bytes | str | Writer") -> Self:
-        """Write a field of bytes, text or another message."""
-        raw = bytes(value) if isinstance(value, Writer) else value.encode() if isinstance(value, str) else value
-        self._parts += (_encoded(number << 3 | BYTES), _encoded(len(raw)), raw)
-        return self
-
-    def integers(self, number: int, values: list[int]) -> Self:
-        return self.content(number, b"".join(map(_encoded, values)))
-
-    def __bytes__(self) -> bytes:
-        return b"".join(self._parts)
-
-
-def _encoded(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    value = 0
+    for place, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 127) << 7 * place
+        if byte < 128 and value < 2**64:
+            return value, at + place + 1
+    raise Malformed(f"a number of {message} is cut off or has more than 64 bits")
 
 
 FLOAT32, INT64, INT32, BFLOAT16 = 1, 2, 3, 4
@@ -187,29 +130,29 @@ STORED: Final = {FLOAT32: "<f4", INT64: "<i8", INT32: "<i4", BFLOAT16: "<u2"}
 MOST_NUMBERS: Final = 2**24
 
 
-def read_tensor(tensor: dict[str, Any], most: int = MOST_NUMBERS) -> Array:
-    """Return a tensor, float32 or int64, with the dims of its shape; without a shape one dim. most: maximum of numbers.
-    Raises Malformed."""
-    dtype, shape = tensor.get("dtype", 0), tensor.get("shape", [])
+def read_tensor(tensor: Any, most: int = MOST_NUMBERS) -> Array:
+    """Return a `Tensor`, float32 or int64, with the dims of its shape; without a shape one dim. most: maximum of
+    numbers. Raises Malformed."""
+    dtype, shape = tensor.dtype, list(tensor.shape)
     if dtype not in STORED:
         raise Malformed(f"dtype {dtype}; known are {', '.join(map(str, STORED))}")
     if len(shape) > 2:
         raise Malformed(f"a shape of {len(shape)} dims; there may be two")
     if max(shape, default=0) > most or prod(shape) > most:
         raise Malformed(f"more than {MOST_NUMBERS} numbers in the tensors of a request")
-    if "csr" in tensor:
-        return _dense_of(tensor["csr"], dtype, shape)
-    flat = _numbers(tensor.get("dense", b""), dtype)
+    if tensor.HasField("csr"):
+        return _dense_of(tensor.csr, dtype, shape)
+    flat = _numbers(tensor.dense, dtype)
     if shape and prod(shape) != flat.size:
         raise Malformed(f"{flat.size} numbers for a shape {shape}")
     return flat.reshape(shape) if shape else flat
 
 
-def _dense_of(csr: dict[str, Any], dtype: int, shape: list[int]) -> Array:
+def _dense_of(csr: Any, dtype: int, shape: list[int]) -> Array:
     if len(shape) != 2:
         raise Malformed("a sparse tensor without a shape of two dims")
-    values = _numbers(csr.get("values", b""), dtype)
-    starts, columns = (_numbers(csr.get(name, b""), INT64) for name in ("crow", "col"))
+    values = _numbers(csr.values, dtype)
+    starts, columns = _numbers(csr.crow, INT64), _numbers(csr.col, INT64)
     rows, width = shape
     fits = (
         starts.size == rows + 1
@@ -225,7 +168,7 @@ def _dense_of(csr: dict[str, Any], dtype: int, shape: list[int]) -> Array:
     return dense
 
 
-def _numbers(raw: bytes | memoryview, dtype: int) -> Array:
+def _numbers(raw: bytes, dtype: int) -> Array:
     stored = np.dtype(STORED[dtype])
     if len(raw) % stored.itemsize:
         raise Malformed(f"{len(raw)} bytes for numbers of {stored.itemsize}")
@@ -233,52 +176,6 @@ def _numbers(raw: bytes | memoryview, dtype: int) -> Array:
     if dtype == BFLOAT16:  # the upper half of a float32
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(np.int64) if dtype == INT32 else numbers
-
-
-MEDIA_TYPE: Final = "application/x-protobuf"
-NO_LOGPROB: Final = -99999.0  # for a cell without a candidate
-
-_CSR = ProtoMessage(
-    "SparseCsr", {1: ProtoField("values", "bytes"), 2: ProtoField("crow", "bytes"), 3: ProtoField("col", "bytes")}
-)
-_TENSOR = ProtoMessage(
-    "Tensor",
-    {
-        1: ProtoField("dense", "bytes"),
-        2: ProtoField("csr", _CSR),
-        3: ProtoField("dtype", "int"),
-        4: ProtoField("shape", "ints"),
-    },
-)
-_TEXT_CHUNK = ProtoMessage("EncodedTextChunk", {1: ProtoField("tokens", "bytes")})
-_CHUNK = ProtoMessage(
-    "Chunk", {1: ProtoField("text", _TEXT_CHUNK), 2: ProtoField("image", "bytes"), 3: ProtoField("dmel", "bytes")}
-)
-_INPUT = ProtoMessage("LossFnInputsEntry", {1: ProtoField("key", "text"), 2: ProtoField("value", _TENSOR)})
-_DATUM = ProtoMessage(
-    "Datum",
-    {
-        1: ProtoField("chunks", _CHUNK, repeated=True),
-        2: ProtoField("inputs", _INPUT, repeated=True),
-        3: ProtoField("spans", "bytes"),
-        4: ProtoField("input_spans", "bytes"),
-    },
-)
-_NUMBER = ProtoMessage("LossFnConfigEntry", {1: ProtoField("key", "text"), 2: ProtoField("value", "double")})
-_SETTING = ProtoMessage("LossConfigValue", {1: ProtoField("number", "double"), 2: ProtoField("text", "text")})
-_SETTING_ENTRY = ProtoMessage("LossFnConfigV2Entry", {1: ProtoField("key", "text"), 2: ProtoField("value", _SETTING)})
-_REQUEST = ProtoMessage(
-    "ForwardBackwardRequest",
-    {
-        1: ProtoField("model_id", "text"),
-        2: ProtoField("seq_id", "int"),
-        3: ProtoField("data", _DATUM, repeated=True),
-        4: ProtoField("loss_fn", "text"),
-        5: ProtoField("numbers", _NUMBER, repeated=True),
-        6: ProtoField("forward_only", "bool"),
-        7: ProtoField("settings", _SETTING_ENTRY, repeated=True),
-    },
-)
 
 
 @frozen(eq=False)
@@ -308,49 +205,39 @@ class ForwardBackward:
 
 def read_forward_backward(raw: bytes) -> ForwardBackward:
     """Parse a protobuf request. Raises Malformed. Does not check whether it can be executed."""
-    found = read(memoryview(raw), _REQUEST)
-    settings: dict[str, float | str] = {
-        entry.get("key", ""): entry.get("value", 0.0) for entry in found.get("numbers", ())
-    }
-    for entry in found.get("settings", ()):  # the newer form, preferred if both are present
-        value = entry.get("value", {})
-        settings[entry.get("key", "")] = value["text"] if "text" in value else value.get("number", 0.0)
+    found = read(raw, "ForwardBackwardRequest")
+    settings: dict[str, float | str] = {entry.key: entry.value for entry in found.numbers}
+    for entry in found.settings:  # the newer form, preferred if both are present
+        settings[entry.key] = entry.value.text if entry.value.HasField("text") else entry.value.number
+    rows, room = [], MOST_NUMBERS
+    for number, datum in enumerate(found.data):
+        rows.append(_row(number, datum, room))
+        room -= sum(each.size for each in rows[-1].inputs.values())
     return ForwardBackward(
-        model_id=found.get("model_id", ""),
-        seq_id=found.get("seq_id", 0),
-        rows=_rows(found.get("data", ())),
-        loss=found.get("loss_fn", ""),
+        model_id=found.model_id,
+        seq_id=found.seq_id,
+        rows=tuple(rows),
+        loss=found.loss_fn,
         settings=settings,
-        forward_only=found.get("forward_only", False),
+        forward_only=found.forward_only,
     )
 
 
-def _rows(data: Sequence[dict[str, Any]]) -> tuple[DatumRow, ...]:
-    rows, room = [], MOST_NUMBERS
-    for number, datum in enumerate(data):
-        rows.append(_row(number, datum, room))
-        room -= sum(each.size for each in rows[-1].inputs.values())
-    return tuple(rows)
-
-
-def _row(number: int, datum: dict[str, Any], room: int) -> DatumRow:
+def _row(number: int, datum: Any, room: int) -> DatumRow:
     """Return the row of a datum. room: maximum of numbers in its tensors."""
-    chunks = datum.get("chunks", ())
     inputs: dict[str, Array] = {}
-    for entry in datum.get("inputs", ()):
-        name = entry.get("key", "")
+    for entry in datum.inputs:
         try:
-            inputs[name] = read_tensor(entry.get("value", {}), room)
-            room -= inputs[name].size
+            inputs[entry.key] = read_tensor(entry.value, room)
+            room -= inputs[entry.key].size
         except Malformed as error:
             raise Malformed(f"data[{number}].loss_fn_inputs: {error}") from None
-    if any("text" not in chunk for chunk in chunks):
+    if not all(chunk.HasField("text") for chunk in datum.chunks):
         return DatumRow(None, inputs)
-    texts = [chunk["text"].get("tokens", b"") for chunk in chunks]
+    texts = [chunk.text.tokens for chunk in datum.chunks]
     if any(len(text) % 4 for text in texts):
         raise Malformed(f"data[{number}].model_input: tokens are not four bytes each")
-    tokens = [np.frombuffer(text, "<i4") for text in texts]
-    return DatumRow(np.concatenate(tokens) if tokens else np.zeros(0, "<i4"), inputs)
+    return DatumRow(np.frombuffer(b"".join(texts), "<i4"), inputs)
 
 
 # writing --------------------------------------------------------------------------------------------------------------
@@ -358,21 +245,17 @@ def _row(number: int, datum: dict[str, Any], room: int) -> DatumRow:
 
 def forward_backward_output(result: PassResult) -> bytes:
     """Return `ForwardBackwardOutput`: a record for each run of rows whose outputs agree in all dims after the first."""
-    out = Writer().content(1, "ArrayRecord")
+    out = MESSAGES["ForwardBackwardOutput"](type="ArrayRecord")
     for rows in _rectangular(result):
-        record = Writer()
+        record = out.records.add(rows=len(rows))
         for name in rows[0]:
             parts = [np.ascontiguousarray(row[name], "<f4") for row in rows]
-            offsets = np.cumsum([0, *(part.nbytes for part in parts)], dtype="<i8")
-            tensor = Writer().content(1, b"".join(part.tobytes() for part in parts))
-            tensor.content(2, offsets.tobytes()).integer(3, FLOAT32)
-            if parts[0].ndim > 1:
-                tensor.integers(4, list(parts[0].shape[1:]))
-            record.content(2, Writer().content(1, name).content(2, tensor))
-        out.content(2, record.integer(3, len(rows)))
+            offsets = np.cumsum([0, *(part.nbytes for part in parts)], dtype="<i8").tobytes()
+            data, shape = b"".join(part.tobytes() for part in parts), parts[0].shape[1:]
+            record.fields.add(key=name, value={"data": data, "offsets": offsets, "dtype": FLOAT32, "shape": shape})
     for name, value in result.metrics.items():
-        out.content(3, Writer().content(1, name).double(2, float(value)))
-    return bytes(out)
+        out.metrics.add(key=name, value=float(value))
+    return out.SerializeToString()
 
 
 def _rectangular(result: PassResult) -> list[list[Any]]:
@@ -389,32 +272,25 @@ def _rectangular(result: PassResult) -> list[list[Any]]:
 
 def sample_response(result: SampleResult) -> bytes:
     """Return `SampleResponse`: the samples and the requested values of the prompt."""
-    out = Writer()
+    out = MESSAGES["SampleResponse"]()
     for sample in result.samples:
-        one = Writer().integer(1, 0 if sample.stopped else 1)
-        one.content(2, np.asarray(sample.tokens, "<i4").tobytes())
-        one.content(3, np.asarray(sample.logprobs, "<f4").tobytes())
-        if sample.top is not None:
-            one.content(4, _candidates(sample.top))
-        out.content(1, one)
-    if result.prompt_logprobs is not None:
-        out.content(2, np.asarray(result.prompt_logprobs, "<f4").tobytes())
-    if result.prompt_top is not None:  # the protocol also has a row for the first token, which has no predecessor
-        width = result.prompt_top.tokens.shape[1]
-        first = Candidates(tokens=np.zeros((1, width), "<i4"), logprobs=np.full((1, width), NO_LOGPROB, "<f4"))
-        out.content(
-            3,
-            _candidates(
-                Candidates(
-                    tokens=np.concatenate([first.tokens, result.prompt_top.tokens]),
-                    logprobs=np.concatenate([first.logprobs, result.prompt_top.logprobs]),
-                )
-            ),
+        out.samples.add(
+            stop=0 if sample.stopped else 1,
+            tokens=np.asarray(sample.tokens, "<i4").tobytes(),
+            logprobs=np.asarray(sample.logprobs, "<f4").tobytes(),
+            top=sample.top and _candidates(sample.top),
         )
-    return bytes(out)
+    if result.prompt_logprobs is not None:
+        out.prompt = np.asarray(result.prompt_logprobs, "<f4").tobytes()
+    if (top := result.prompt_top) is not None:  # the protocol also has a row for the first token, without predecessor
+        width = top.tokens.shape[1]
+        tokens = np.concatenate([np.zeros((1, width), "<i4"), top.tokens])
+        logprobs = np.concatenate([np.full((1, width), NO_LOGPROB, "<f4"), top.logprobs])
+        out.prompt_top.MergeFrom(_candidates(Candidates(tokens=tokens, logprobs=logprobs)))
+    return out.SerializeToString()
 
 
-def _candidates(top: Candidates) -> Writer:
-    length, width = top.tokens.shape
-    out = Writer().content(1, np.asarray(top.tokens, "<i4").tobytes())
-    return out.content(2, np.asarray(top.logprobs, "<f4").tobytes()).integer(3, width).integer(4, length)
+def _candidates(top: Candidates) -> Any:
+    n, k = top.tokens.shape
+    ids, logprobs = np.asarray(top.tokens, "<i4").tobytes(), np.asarray(top.logprobs, "<f4").tobytes()
+    return MESSAGES["TopkLogprobs"](ids=ids, logprobs=logprobs, k=k, n=n)

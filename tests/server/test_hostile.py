@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hostile import ELSEWHERE, Asked, by_hand, drawn, wrong_messages
 from numpy_engine import NumpyEngine
+from proto_writer import Writer
 from server_client import MODEL, PROTOBUF, Served, row
 
 from xtrain.server.access import ServerLimits
-from xtrain.server.messages import Writer
 
 STATUSES = {200, 400, 404, 410, 413, 415, 422, 429}
 

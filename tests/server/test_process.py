@@ -129,6 +129,11 @@ def test_a_certificate_that_cannot_be_used_is_said_before_anything_starts(tmp_pa
 
 
 def test_a_server_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xtrain.plan.hardware.find_spec", lambda name: None if name == "uvicorn" else name)
-    with pytest.raises(CannotServe, match=r"uvicorn: pip install 'xtrain\[serve\]'"):
+    def find(name: str) -> str | None:
+        if name == "google.protobuf":
+            raise ModuleNotFoundError("No module named 'google'")
+        return None if name == "uvicorn" else name
+
+    monkeypatch.setattr("xtrain.plan.hardware.find_spec", find)
+    with pytest.raises(CannotServe, match=r"needs protobuf and uvicorn: pip install 'xtrain\[serve\]'"):
         check_serving(Address())

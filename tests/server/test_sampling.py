@@ -100,8 +100,8 @@ def test_stops_prompts_and_candidates(served: Served) -> None:
     assert whole["stop"] == 1
     scored = base.draw([3, 4, 5], {"prompt_logprobs": True, "topk_prompt_logprobs": 4, "topk_sample_logprobs": 2})
     assert np.isnan(scored["prompt"][0]) and (scored["prompt"][1:] < 0).all()
-    assert (scored["prompt_top"]["k"], scored["prompt_top"]["n"]) == (4, 3)
-    assert scored["samples"][0]["top"]["k"] == 2
+    assert (scored["prompt_top"].k, scored["prompt_top"].n) == (4, 3)
+    assert scored["samples"][0]["top"].k == 2
 
 
 @pytest.mark.parametrize(("tokens", "more", "params", "words"), [

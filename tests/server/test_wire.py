@@ -11,18 +11,16 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from proto_writer import Writer
 from server_client import KEY, MODEL, PROTOBUF, Client, Served, datum, outputs, row
 
 from xtrain.server.access import Keys, ServerLimits
 from xtrain.server.engine_interface import Candidates, DrawnSample, PassResult, SampleResult
 from xtrain.server.messages import (
+    MESSAGES,
     MOST_FIELDS,
     Malformed,
-    ProtoField,
-    ProtoMessage,
-    Writer,
     forward_backward_output,
-    read,
     read_forward_backward,
     read_tensor,
     sample_response,
@@ -91,13 +89,25 @@ def test_a_message_that_is_cut_or_changed_is_read_or_malformed(seed: int, data: 
 
 
 def test_fields_are_counted_and_unknown_ones_refused() -> None:
-    empty = ProtoMessage("M", {1: ProtoField("one", "int", repeated=True)})
-    with pytest.raises(Malformed, match="more than"):
-        read(memoryview(b"\x08\x01" * (MOST_FIELDS + 1)), empty)
-    with pytest.raises(Malformed, match="a field 9"):
-        read_forward_backward(bytes(Writer().integer(9, 1)))
-    with pytest.raises(Malformed, match="64 bits"):
-        read(memoryview(b"\x08" + b"\xff" * 9 + b"\x02"), empty)
+    packed = Writer().content(1, "x").content(2, Writer().content(4, bytes(MOST_FIELDS)))
+    for raw, words in {
+        b"\x1a\x00" * (MOST_FIELDS + 1): "more than",
+        b"\x1a\x02\x0a\x00" * (MOST_FIELDS // 2 + 1): "more than",
+        bytes(Writer().content(3, Writer().content(2, packed))): "more than",
+        bytes(Writer().integer(9, 1)): "a field 9",
+        bytes(Writer().content(3, Writer().integer(8, 1))): "Datum has a field 8",
+        bytes(Writer().integer(1, 1)): "model_id of ForwardBackwardRequest has wire type 0",
+        bytes(Writer().content(2, b"1")): "seq_id of ForwardBackwardRequest has wire type 2",
+        b"\x10" + b"\xff" * 9 + b"\x02": "64 bits",
+        b"\x0a\x02\xff\xfe": "model_id is not UTF-8",
+        b"\x0a\x09abc": "model_id of ForwardBackwardRequest is cut off",
+    }.items():
+        with pytest.raises(Malformed, match=words):
+            read_forward_backward(raw)
+
+
+def tensor_of(fields: dict[str, Any]) -> Any:
+    return MESSAGES["Tensor"](**fields)
 
 
 def csr(shape: list[int], starts: list[int], columns: list[int], values: int) -> dict[str, Any]:
@@ -107,10 +117,10 @@ def csr(shape: list[int], starts: list[int], columns: list[int], values: int) ->
 
 
 def test_tensors_are_dense_sparse_or_of_16_bits() -> None:
-    assert read_tensor(csr([2, 3], [0, 1, 2], [2, 0], 2)).tolist() == [[0, 0, 1], [1, 0, 0]]
-    assert read_tensor({"dense": struct.pack("<2i", 4, -5), "dtype": 3}).tolist() == [4, -5]
+    assert read_tensor(tensor_of(csr([2, 3], [0, 1, 2], [2, 0], 2))).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert read_tensor(tensor_of({"dense": struct.pack("<2i", 4, -5), "dtype": 3})).tolist() == [4, -5]
     halves = np.array([1.5, -2.0], "<f4").view(np.uint32) >> 16
-    assert read_tensor({"dense": halves.astype("<u2").tobytes(), "dtype": 4}).tolist() == [1.5, -2.0]
+    assert read_tensor(tensor_of({"dense": halves.astype("<u2").tobytes(), "dtype": 4})).tolist() == [1.5, -2.0]
 
 
 @pytest.mark.parametrize("tensor", [
@@ -130,7 +140,7 @@ def test_tensors_are_dense_sparse_or_of_16_bits() -> None:
 ])  # fmt: skip
 def test_tensors_that_do_not_fit_are_malformed(tensor: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
-        read_tensor(tensor)
+        read_tensor(tensor_of(tensor))
 
 
 def test_outputs_whose_widths_differ_are_several_records() -> None:

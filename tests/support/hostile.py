@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 from attrs import frozen
+from proto_writer import Writer
 from server_client import MODEL, PROTOBUF, Client, datum, row
-
-from xtrain.server.messages import Writer
 
 MISSING: Final = object()
 HUGE: Final = json.loads("1" + "0" * 400)

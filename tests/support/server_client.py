@@ -7,47 +7,18 @@ from typing import Any, Self
 
 import numpy as np
 from numpy_engine import NumpyEngine
+from proto_writer import Writer
 from starlette.testclient import TestClient
 
 from xtrain.server.access import Keys, ServerLimits
 from xtrain.server.app import app_of
-from xtrain.server.messages import ProtoField, ProtoMessage, Writer, read
+from xtrain.server.messages import read
 from xtrain.server.server import TrainingServer
 
 KEY = "tml-test"
 ADDRESS = "http://127.0.0.1:8000"
 PROTOBUF = "application/x-protobuf"
 MODEL = "tiny/numpy"
-
-# What comes back, by the numbers of the protocol.
-_TENSOR = ProtoMessage(
-    "BatchedTensor",
-    {1: ProtoField("data", "bytes"), 2: ProtoField("offsets", "bytes"), 3: ProtoField("dtype", "int"),
-        4: ProtoField("shape", "ints")},
-)  # fmt: skip
-_FIELD = ProtoMessage("FieldsEntry", {1: ProtoField("key", "text"), 2: ProtoField("value", _TENSOR)})
-_RECORD = ProtoMessage("ArrayRecord", {2: ProtoField("fields", _FIELD, repeated=True), 3: ProtoField("rows", "int")})
-_METRIC = ProtoMessage("MetricsEntry", {1: ProtoField("key", "text"), 2: ProtoField("value", "double")})
-_OUTPUT = ProtoMessage(
-    "ForwardBackwardOutput",
-    {1: ProtoField("type", "text"), 2: ProtoField("records", _RECORD, repeated=True),
-        3: ProtoField("metrics", _METRIC, repeated=True)},
-)  # fmt: skip
-_TOP = ProtoMessage(
-    "TopkLogprobs",
-    {1: ProtoField("ids", "bytes"), 2: ProtoField("logprobs", "bytes"), 3: ProtoField("k", "int"),
-        4: ProtoField("n", "int")},
-)  # fmt: skip
-_SEQUENCE = ProtoMessage(
-    "SampledSequence",
-    {1: ProtoField("stop", "int"), 2: ProtoField("tokens", "bytes"), 3: ProtoField("logprobs", "bytes"),
-        4: ProtoField("top", _TOP)},
-)  # fmt: skip
-_SAMPLES = ProtoMessage(
-    "SampleResponse",
-    {1: ProtoField("samples", _SEQUENCE, repeated=True), 2: ProtoField("prompt", "bytes"),
-        3: ProtoField("prompt_top", _TOP)},
-)  # fmt: skip
 
 
 class Served:
@@ -213,19 +184,19 @@ def datum(tokens: np.ndarray, inputs: dict[str, np.ndarray]) -> bytes:
 def outputs(raw: Any) -> tuple[np.ndarray, dict[str, float]]:
     """The log-probabilities of all rows, one after the other, and the metrics."""
     assert isinstance(raw, bytes), raw
-    found = read(memoryview(raw), _OUTPUT)
-    fields = [field["value"]["data"] for record in found["records"] for field in record["fields"]]
-    metrics = {entry["key"]: entry["value"] for entry in found["metrics"]}
+    found = read(raw, "ForwardBackwardOutput")
+    fields = [field.value.data for record in found.records for field in record.fields]
+    metrics = {entry.key: entry.value for entry in found.metrics}
     return np.concatenate([np.frombuffer(data, "<f4") for data in fields]), metrics
 
 
 def samples(raw: Any) -> dict[str, Any]:
     """The message of samples, by names; numbers as arrays."""
     assert isinstance(raw, bytes), raw
-    found = read(memoryview(raw), _SAMPLES)
+    message = read(raw, "SampleResponse")
+    found = {field.name: value for field, value in message.ListFields()}
+    found["samples"] = [{field.name: value for field, value in one.ListFields()} for one in message.samples]
     for one in found["samples"]:
         one["tokens"] = np.frombuffer(one["tokens"], "<i4").tolist()
         one["logprobs"] = np.frombuffer(one["logprobs"], "<f4")
-    if "prompt" in found:
-        found["prompt"] = np.frombuffer(found["prompt"], "<f4")
-    return found
+    return found | {"prompt": np.frombuffer(message.prompt, "<f4")}

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from proto_writer import Writer
 from served import served as on_ranks_served
 from served import server_plan
-from server_client import PROTOBUF, Client, Served, Writer, body_of, datum, row
+from server_client import PROTOBUF, Client, Served, body_of, datum, row
 
 from xtrain.server.access import ServerLimits
 
