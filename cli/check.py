@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.verb import add_sets
+from xtrain.cli.verb import add_sets, colored, report
 
 if TYPE_CHECKING:
     from xtrain.dsl.autofix import FixedTexts
     from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
 
+HELP = "find all mistakes in specs, and fix those with a certain fix"
+DESCRIPTION = "Check specs and report all mistakes, in text order."
 EPILOG = """\
 examples:
   xtrain check specs/quickstart.xtrain
@@ -21,21 +23,13 @@ examples:
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "check",
-        help="find all mistakes in specs, and fix those with a certain fix",
-        description="Check specs and report all mistakes, in text order.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     parser.add_argument("specs", nargs="+", metavar="SPEC", help="a spec (*.xtrain)")
     add_sets(parser)
     parser.add_argument("--fix", action="store_true", help="write certain fixes into SPEC and the files it includes")
     parser.add_argument("--diff", action="store_true", help="with --fix: print the changes, and write nothing")
     parser.add_argument("--json", action="store_true", help="print diagnostics as JSON, one object per line")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -80,9 +74,8 @@ def _fix(path: str, arguments: argparse.Namespace) -> int:
 
 def _show_difference(fixed: "FixedTexts") -> None:
     from xtrain.cli.rewrite import difference
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
 
-    color = shows_color(sys.stdout)
+    color = colored()
     for file, text in fixed.texts.items():
         # A file's first fix was found in its text on disk.
         before = next(d.fix.span.source.text for d in fixed.fixed if d.fix and d.fix.span.source.path == file)
@@ -120,13 +113,11 @@ def _shown(text: str) -> str:
 
 def _report(path: str, diagnostics: "Diagnostics", arguments: argparse.Namespace, *, fixed: int = 0) -> None:
     """Print the diagnostics, and for people a summary line with their counts."""
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
-
     if arguments.json:
         for diagnostic in diagnostics:
             print(json.dumps(diagnostic.to_json(), ensure_ascii=False))
         return
-    sys.stderr.write(diagnostics.render(color=shows_color(sys.stderr)))
+    report(diagnostics)
     counts = [(fixed, "fixed"), (len(diagnostics.errors), "error"), (len(diagnostics.warnings), "warning")]
     found = ", ".join(_count(count, word) for count, word in counts if count)
     summary = f"{path}: {found or 'ok'}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtrain.cli.export import file_size
-from xtrain.cli.verb import number_of, run_named
+from xtrain.cli.verb import Refused, colored, number_of, run_named
 
 if TYPE_CHECKING:
     from xtrain.runtime.jobs.runs import SeenCheckpoint
@@ -42,7 +42,6 @@ def add_convert(views: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         help="convert a DeepSpeed checkpoint to safetensors",
         description="Convert a checkpoint of DeepSpeed's engine to a folder of safetensors.",
         epilog=CONVERT_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="FOLDER", type=Path, help="checkpoint of DeepSpeed's engine")
     parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="output folder")
@@ -58,38 +57,33 @@ def add_convert(views: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         action="store_true",
         help="read files that contain more than tensors and DeepSpeed's own classes; this executes code in them",
     )
-    parser.set_defaults(run=run_convert, action="convert")
+    parser.set_defaults(run=run_convert)
 
 
 def run_convert(arguments: argparse.Namespace) -> int:
     """Run the conversion. The help lists the exit statuses."""
     from xtrain.cli.export import print_result, progress
-    from xtrain.runtime.base.errors import EnvironmentFault
     from xtrain.runtime.store.deepspeed_import import ZeroFiles, convert
     from xtrain.runtime.store.export_folder import check_free
 
     begin = time.monotonic()
     if (arguments.path / "plan.json").is_file():
-        print(f"xtrain checkpoint convert: {arguments.path} is a run; use `xtrain export`", file=sys.stderr)
-        return 2
+        raise Refused(2, f"xtrain checkpoint convert: {arguments.path} is a run; use `xtrain export`")
     if arguments.like is not None and not (arguments.like / "config.json").is_file():
-        print(f"xtrain checkpoint convert: {arguments.like} has no config.json", file=sys.stderr)
-        return 2
-    try:
-        check_free(arguments.to)
-        if arguments.trust_pickle:
-            print("warning: files are read as pickles, which can execute any code", file=sys.stderr)
-        files = ZeroFiles.open(arguments.path, trust=arguments.trust_pickle)
-        pieces = f"ZeRO stage {files.stage}, {files.ranks} ranks" if files.stage else "not in pieces"
-        print(f"{files.folder}: {pieces}, {len(files.shapes):,} weights", file=sys.stderr, flush=True)
-        converted = convert(files, arguments.like, arguments.to, arguments.dtype, arguments.shard_size, progress())
-    except EnvironmentFault as fault:
-        print(f"error[{fault.code}]: {fault}", file=sys.stderr)
-        return 3
+        raise Refused(2, f"xtrain checkpoint convert: {arguments.like} has no config.json")
+    check_free(arguments.to)
+    if arguments.trust_pickle:
+        print("warning: files are read as pickles, which can execute any code", file=sys.stderr)
+    files = ZeroFiles.open(arguments.path, trust=arguments.trust_pickle)
+    pieces = f"ZeRO stage {files.stage}, {files.ranks} ranks" if files.stage else "not in pieces"
+    print(f"{files.folder}: {pieces}, {len(files.shapes):,} weights", file=sys.stderr, flush=True)
+    converted = convert(files, arguments.like, arguments.to, arguments.dtype, arguments.shard_size, progress())
     print_result(converted, time.monotonic() - begin)
     return 0
 
 
+HELP = "list, show, verify and prune checkpoints"
+DESCRIPTION = "Inspect the checkpoints below PATH, without loading them."
 EPILOG = """\
 PATH is a run, a lineage or root of runs, a folder of checkpoints, or one checkpoint.
 
@@ -105,15 +99,8 @@ exit codes: 0 fine, 1 something is damaged, 2 the command line is wrong, 3 no ch
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "checkpoint",
-        help="list, show, verify and prune checkpoints",
-        description="Inspect the checkpoints below PATH, without loading them.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     views = parser.add_subparsers(title="what to do", metavar="ACTION", dest="action", required=True)
     about = {
         "ls": "list checkpoints, with pointers and sizes",
@@ -124,10 +111,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parsers = {
         name: views.add_parser(name, help=text, description=f"{text.capitalize()}.") for name, text in about.items()
     }
-    for name, view in parsers.items():
+    for view in parsers.values():
         view.add_argument("path", metavar="PATH", type=Path, help="a run, lineage, folder of checkpoints or checkpoint")
         view.add_argument("--json", action="store_true", help="print JSON, one object per line")
-        view.set_defaults(run=run, action=name)
     parsers["verify"].add_argument("--sizes", action="store_true", help="compare only sizes, which is instant")
     prune = parsers["prune"]
     prune.add_argument(
@@ -146,8 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.path = run_named(arguments.path) or arguments.path
     path: Path = arguments.path
     if not folders(path) and not below(path):
-        print(f"xtrain checkpoint: there is no checkpoint below {path}", file=sys.stderr)
-        return 3
+        raise Refused(3, f"xtrain checkpoint: there is no checkpoint below {path}")
     if arguments.action == "prune":
         return _prune(arguments)
     seen = below(path, content=arguments.action == "verify" and not arguments.sizes)
@@ -162,11 +147,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(seen: "list[SeenCheckpoint]", *, verified: bool) -> None:
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.text.page import Page
     from xtrain.text.units import bytes_text
 
-    page = Page(color=shows_color(sys.stdout))
+    page = Page(color=colored())
     for folder in dict.fromkeys(each.run for each in seen):
         page.heading(folder)
         rows = []
@@ -210,11 +194,10 @@ def _contents(each: "SeenCheckpoint") -> str:
 
 
 def _show(seen: "list[SeenCheckpoint]") -> None:
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.text.page import Page
     from xtrain.text.units import bytes_text, plural
 
-    page = Page(color=shows_color(sys.stdout))
+    page = Page(color=colored())
     for each in seen:
         state: dict[str, Any] = each.state
         page.heading(each.entry.name, str(each.entry.path.parent))
@@ -262,8 +245,7 @@ def _prune(arguments: argparse.Namespace) -> int:
 
     known = folders(arguments.path)
     if not known:
-        print("xtrain checkpoint: prune takes a run or a folder of checkpoints, not a single one", file=sys.stderr)
-        return 2
+        raise Refused(2, "xtrain checkpoint: prune takes a run or a folder of checkpoints, not a single one")
     for folder in known:
         try:
             # A running run may be writing a checkpoint at this moment.
@@ -278,11 +260,9 @@ def _prune(arguments: argparse.Namespace) -> int:
             for lock in locks:
                 lock.close()
         except EnvironmentFault as fault:
-            print(f"xtrain checkpoint: {fault}", file=sys.stderr)
-            return 3
+            raise Refused(3, f"xtrain checkpoint: {fault}") from None
         except OSError as error:
-            print(f"xtrain checkpoint: {error.filename}: {error.strerror}", file=sys.stderr)
-            return 3
+            raise Refused(3, f"xtrain checkpoint: {error.filename}: {error.strerror}") from None
     if not arguments.yes and not arguments.json:
         print("nothing was removed; add --yes to remove the listed checkpoints", file=sys.stderr)
     return 0

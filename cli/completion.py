@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
+HELP = "print a completion script for a shell"
+DESCRIPTION = "Print a completion script for SHELL: verbs, options, their values, specs and settings."
 EPILOG = """\
 examples:
   xtrain completion bash > ~/.local/share/bash-completion/completions/xtrain
@@ -18,17 +20,9 @@ FOLDERS: Final = ("FOLDER", "ROOT", "RUNS")
 FILES: Final = ("FILE", "RUN", "PATH", "A", "B")
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "completion",
-        help="print a completion script for a shell",
-        description="Print a completion script for SHELL: verbs, options, their values, specs and settings.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

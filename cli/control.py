@@ -1,16 +1,17 @@
 """`xtrain control RUN COMMAND [ARGUMENT]`: ask a running run to do something between two steps."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.verb import above_zero
+from xtrain.cli.verb import Refused, above_zero
 from xtrain.records.names import ControlState, ControlWord
 
 if TYPE_CHECKING:
     from xtrain.records.events import ControlEvent
 
+HELP = "ask a running run to save, stop, evaluate, pause or profile"
+DESCRIPTION = "Ask a running run to do something between two steps, and wait until it is done."
 EPILOG = """\
 RUN is a run's directory, or a lineage or root of runs: then the one that was started last and is live.
 
@@ -31,15 +32,8 @@ exit codes: 0 done, 1 refused, 2 the command line is wrong, 3 no such run is liv
 COMMANDS = tuple(word.value for word in ControlWord)
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "control",
-        help="ask a running run to save, stop, evaluate, pause or profile",
-        description="Ask a running run to do something between two steps, and wait until it is done.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     parser.add_argument("path", metavar="RUN", type=Path, help="a run, or a lineage or root of runs")
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=", ".join(COMMANDS))
     parser.add_argument("argument", metavar="ARGUMENT", nargs="?", help="a dataset for eval, a number for profile")
@@ -51,7 +45,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         default=60.0,
         help="how long ranks may take to start and read the command before it is withdrawn (default: 60)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,41 +55,33 @@ def run(arguments: argparse.Namespace) -> int:
     argument: str | int | None = arguments.argument
     if arguments.command == ControlWord.PROFILE:
         if argument is None or not str(argument).isdecimal():
-            print("xtrain control: profile takes a number of steps, as in `profile 3`", file=sys.stderr)
-            return 2
+            raise Refused(2, "xtrain control: profile takes a number of steps, as in `profile 3`")
         argument = int(argument)
     elif argument is not None and arguments.command != ControlWord.EVAL:
-        print(f"xtrain control: {arguments.command} takes no argument", file=sys.stderr)
-        return 2
+        raise Refused(2, f"xtrain control: {arguments.command} takes no argument")
     try:
         asked = Asked.put(live_run(arguments.path, arguments.wait), arguments.command, argument)
     except NotLive as error:
         from xtrain.runtime.jobs.submitted import not_begun
 
-        return _nobody(not_begun(arguments.path) or str(error))
+        raise Refused(3, f"xtrain control: {not_begun(arguments.path) or error}") from None
     except OSError as error:
-        return _nobody(f"the command could not be written: {error.strerror}")
+        raise Refused(3, f"xtrain control: the command could not be written: {error.strerror}") from None
     state = ""
     try:
         for answer in asked.answers(arguments.wait):
             state = answer.state
             print(line_of(answer).decode().rstrip() if arguments.json else _line(answer), flush=True)
     except NotLive as error:
-        return _nobody(str(error))
+        raise Refused(3, f"xtrain control: {error}") from None
     except KeyboardInterrupt:
         taken = (
             "the command was withdrawn" if asked.take_back() else "the run has read the command and continues with it"
         )
-        print(f"xtrain control: interrupted; {taken}", file=sys.stderr)
-        return 130
+        raise Refused(130, f"xtrain control: interrupted; {taken}") from None
     return 0 if state == ControlState.DONE else 1
 
 
 def _line(answer: "ControlEvent") -> str:
     detail = f": {answer.detail}" if answer.detail else ""
     return f"{answer.state}  {answer.command}  step {answer.step or 0:,}{detail}"
-
-
-def _nobody(message: str) -> int:
-    print(f"xtrain control: {message}", file=sys.stderr)
-    return 3

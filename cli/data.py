@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from xtrain.cli.data_show import add_show, add_stats, show, stats
-from xtrain.cli.verb import add_sets, number_of, say_own_code
+from xtrain.cli.verb import Refused, add_sets, colored, number_of, say_own_code
 
 if TYPE_CHECKING:
     from xtrain.plan.plan import Node, Plan
@@ -41,7 +41,6 @@ def add_build(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
         help="tokenize and pack, as a run would",
         description="Tokenize the datasets of SPEC and pack their rows into the cache, so that a run starts at once.",
         epilog=BUILD_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     build.add_argument(
         "--jobs",
@@ -64,11 +63,9 @@ def build(plan: "Plan", arguments: argparse.Namespace) -> int:
                 if arguments.dataset in (None, name):
                     _build(plan, name, node, tokenizer, arguments)
     except KeyboardInterrupt:
-        print(f"xtrain data: interrupted; {RESUMABLE}", file=sys.stderr)
-        return 130
+        raise Refused(130, f"xtrain data: interrupted; {RESUMABLE}") from None
     except _Stopped:
-        print(f"xtrain data: stopped; {RESUMABLE}", file=sys.stderr)
-        return 75
+        raise Refused(75, f"xtrain data: stopped; {RESUMABLE}") from None
     return 0
 
 
@@ -140,14 +137,13 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", ar
 
 
 def _print_identity(name: str, source: "DataSource", identity: "StoreIdentity") -> None:
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.text.page import Page
     from xtrain.text.units import bytes_text, plural
 
     title, size = source.kind, source.num_bytes()
     title += f", {plural(len(source.files), 'file')}" if source.files else ""
     title += f", {bytes_text(size)}" if size else ""
-    page = Page(color=shows_color(sys.stdout))
+    page = Page(color=colored())
     page.heading(name, title)
     page.line(f"  store {identity.key}, named by")
     page.described([(part, _shown(value)) for part, value in identity.covers.items()])
@@ -163,7 +159,6 @@ def _shown(value: Any) -> str:
 
 
 def _print_result(found: dict[str, Any]) -> None:
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.text.page import Page
     from xtrain.text.units import plural, seconds_text
 
@@ -176,7 +171,7 @@ def _print_result(found: dict[str, Any]) -> None:
         table += [("", line) for line in found["first_bad_records"]]
     lost = [f"{kind} in {plural(count, 'record')}" for kind, count in found["lost"].items()]
     table += [("" if number else "not written by the template", line) for number, line in enumerate(lost)]
-    page = Page(color=shows_color(sys.stdout))
+    page = Page(color=colored())
     page.line(f"  {state}, {seconds_text(found['seconds'])}: {found['folder']}")
     page.described(table)
     print(str(page).strip("\n"), flush=True)
@@ -200,7 +195,6 @@ def add_teach(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
         help="store the most probable tokens of the teacher of `loss distill`",
         description="Run the teacher of SPEC over its datasets, and store its most probable tokens in the cache.",
         epilog=TEACH_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
 
@@ -209,17 +203,14 @@ def teach(plan: "Plan", arguments: argparse.Namespace) -> int:
     DataError for unusable data or an unusable teacher."""
     nodes = {node.args["dataset"]: node for node in plan.nodes if node.op == "setup.teacher"}
     if not nodes:
-        print("xtrain data teach: the loss of this spec has no teacher; use `loss distill`", file=sys.stderr)
-        return 2
+        raise Refused(2, "xtrain data teach: the loss of this spec has no teacher; use `loss distill`")
     if arguments.dataset is not None and arguments.dataset not in nodes:
-        print(f"xtrain data teach: the loss reads no teacher beside dataset {arguments.dataset}", file=sys.stderr)
-        return 2
+        raise Refused(2, f"xtrain data teach: the loss reads no teacher beside dataset {arguments.dataset}")
     try:
         for name in nodes if arguments.dataset is None else (arguments.dataset,):
             _teach(plan, name, as_json=arguments.json)
     except KeyboardInterrupt:
-        print("xtrain data teach: interrupted; the same command resumes it", file=sys.stderr)
-        return 130
+        raise Refused(130, "xtrain data teach: interrupted; the same command resumes it") from None
     return 0
 
 
@@ -255,6 +246,8 @@ def _teach(plan: "Plan", name: str, *, as_json: bool) -> None:
     print(f"{name}: {store.num_tokens:,} tokens, {bytes_text(size)}, {done}: {found['folder']}", flush=True)
 
 
+HELP = "build the data of a spec, and show it: counts, lengths, packed rows"
+DESCRIPTION = "Tokenize and pack the data of SPEC as a run would (once, then cached), and show it."
 EPILOG = """\
 examples:
   xtrain data build specs/quickstart.xtrain
@@ -267,15 +260,8 @@ examples:
 VIEWS = {"build": build, "show": show, "stats": stats, "teach": teach}
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "data",
-        help="build the data of a spec, and show it: counts, lengths, packed rows",
-        description="Tokenize and pack the data of SPEC as a run would (once, then cached), and show it.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     views = parser.add_subparsers(title="views", metavar="VIEW", dest="view", required=True)
     default = dict.fromkeys((add_build(views), add_stats(views), add_teach(views)), "all")
     default[add_show(views)] = "the training datasets"
@@ -284,7 +270,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         view.add_argument("--dataset", metavar="NAME", help=f"which dataset (default: {datasets})")
         view.add_argument("--json", action="store_true", help="print JSON, one object per line")
         add_sets(view)
-        view.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -297,18 +282,11 @@ def run(arguments: argparse.Namespace) -> int:
     plan = compiled.plan
     if plan is None:
         return 2
-    from xtrain.runtime.base.data_errors import DataError
-    from xtrain.runtime.base.errors import EnvironmentFault
     from xtrain.runtime.feed.dataset_view import data_nodes
 
     if is_saved(arguments.spec):
         say_own_code(plan, arguments.spec)
     known = data_nodes(plan)
     if arguments.dataset is not None and arguments.dataset not in known:
-        print(f"xtrain data: no dataset `{arguments.dataset}`; this plan reads {', '.join(known)}", file=sys.stderr)
-        return 2
-    try:
-        return VIEWS[arguments.view](plan, arguments)
-    except (DataError, EnvironmentFault) as error:
-        print(f"error[{error.code}]: {error}", file=sys.stderr)
-        return 3
+        raise Refused(2, f"xtrain data: no dataset `{arguments.dataset}`; this plan reads {', '.join(known)}")
+    return VIEWS[arguments.view](plan, arguments)

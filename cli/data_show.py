@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from xtrain.cli.verb import number_of
+from xtrain.cli.verb import colored, number_of
 from xtrain.text.flow import TextPart, flow, plain, width
 from xtrain.text.printing import drawn_on
 from xtrain.text.units import plural
@@ -83,14 +83,13 @@ def add_stats(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
 
 def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
     """Print the statistics. Raises DataError for unusable data."""
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.runtime.feed.dataset_view import data_nodes, epoch, sampling, statistics, tokenizer_of
     from xtrain.runtime.feed.prepared import prepared_from
     from xtrain.text.page import Page
     from xtrain.text.units import plural
 
     tokenizer = tokenizer_of(plan)
-    page = Page(color=shows_color(sys.stdout))
+    page = Page(color=colored())
     trained, rows = plan.node("setup.loader").args["datasets"], {}
     for name, node in data_nodes(plan).items():
         if arguments.dataset not in (None, name):
@@ -207,7 +206,6 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
 
     Raises DataError for unusable data.
     """
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.plan.arithmetic import arithmetic_of
     from xtrain.plan.data import changes_documents
     from xtrain.runtime.feed.curriculum import curriculum_of
@@ -239,7 +237,7 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
             print(f"xtrain data: {message}", file=sys.stderr)
             return 2
         chosen, sizes = _trained(curriculum, found, step - 1, arguments.n), curriculum.rows_per_step
-    color = shows_color(sys.stdout)
+    color = colored()
     page = Page(color=color)
     view = _View(page, color=color, tokens=arguments.tokens, full=arguments.full)
     own = [_link(node) for node in plan.of_kind("collate") if changes_documents(node)]

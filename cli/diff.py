@@ -6,11 +6,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.verb import add_sets, counted, ranks
+from xtrain.cli.verb import add_sets, colored, counted, ranks, report
 
 if TYPE_CHECKING:
     from xtrain.planner.review.changes import Side
 
+HELP = "compare two specs, plans or runs, and check whether a run can be resumed"
+DESCRIPTION = (
+    "Compare specs, saved plans and run directories: values, graph, memory, traffic, steps, and whether a "
+    "checkpoint of A can be resumed under B. With two different arguments, --set and --world apply to "
+    "every spec among them; with one, B is A with --set and --world."
+)
 EPILOG = """\
 examples:
   xtrain diff old.xtrain new.xtrain
@@ -21,19 +27,8 @@ examples:
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "diff",
-        help="compare two specs, plans or runs, and check whether a run can be resumed",
-        description=(
-            "Compare specs, saved plans and run directories: values, graph, memory, traffic, steps, and whether a "
-            "checkpoint of A can be resumed under B. With two different arguments, --set and --world apply to "
-            "every spec among them; with one, B is A with --set and --world."
-        ),
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     parser.add_argument(
         "a", metavar="A", help="a spec (*.xtrain), a saved plan (*.json) or a run as for `xtrain watch`"
     )
@@ -42,13 +37,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_sets(parser)
     parser.add_argument("--json", action="store_true", help="print the difference as JSON")
     parser.add_argument("--exit-code", action="store_true", help="exit with 1 if the plans differ")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain diff`. Exit status: 0 compared, 1 they differ and --exit-code was given, 2 an argument cannot be
     read."""
-    from xtrain.dsl.diagnostics.diagnostic import Diagnostics, shows_color
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostics
     from xtrain.planner.review.changes import going_on, open_sides, run_command
     from xtrain.planner.review.diff import compare_plans, render_diff, to_json
 
@@ -57,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if a is None or b is None:
         errors = Diagnostics()  # two similar specs would show the same warnings twice
         errors.extend(diagnostics.errors)
-        sys.stderr.write(errors.render(color=shows_color(sys.stderr)))
+        report(errors)
         if arguments.json:
             print(json.dumps({"diagnostics": [error.to_json() for error in errors]}))
         return 2
@@ -70,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(content, ensure_ascii=False, indent=1))
     else:
         names, steps = (a.name, b.name), (a.step, b.step)
-        sys.stdout.write(render_diff(found, names, lines, steps=steps, color=shows_color(sys.stdout)))
+        sys.stdout.write(render_diff(found, names, lines, steps=steps, color=colored()))
     return 1 if arguments.exit_code and found.differ else 0
 
 

@@ -5,6 +5,10 @@ import re
 import shutil
 import sys
 
+from xtrain.cli.verb import Refused, colored
+
+HELP = "look up blocks, settings, units and words"
+DESCRIPTION = "Print the reference of the language, or the part for a word."
 EPILOG = """\
 examples:
   xtrain docs                             what there is
@@ -19,15 +23,8 @@ a program reads `xtrain schema`
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "docs",
-        help="look up blocks, settings, units and words",
-        description="Print the reference of the language, or the part for a word.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     parser.add_argument(
         "topic", nargs="?", metavar="TOPIC", help="a block, a setting by its path, a word, a code, or a file"
     )
@@ -37,15 +34,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="store_true",
         help="print a table: which stack, axis and number format each component and choice supports",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain docs`. Exit status: 0 done, 2 unknown topic."""
     whole = "--markdown" if arguments.markdown else "--capabilities"
     if (arguments.markdown or arguments.capabilities) and arguments.topic is not None:
-        print(f"xtrain docs: {whole} prints the whole reference and takes no topic", file=sys.stderr)
-        return 2
+        raise Refused(2, f"xtrain docs: {whole} prints the whole reference and takes no topic")
     if arguments.capabilities:
         from xtrain.planner.review.capabilities import text as capabilities
 
@@ -56,10 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
 
         sys.stdout.write(markdown())
         return 0
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.dsl.reference.text import ReferenceText
 
-    text = ReferenceText(width=shutil.get_terminal_size().columns, color=shows_color(sys.stdout))
+    text = ReferenceText(width=shutil.get_terminal_size().columns, color=colored())
     if arguments.topic is None:
         sys.stdout.write(text.overview())
         return 0
@@ -75,8 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not found:
         meant = near(arguments.topic)
         hint = f"did you mean `xtrain docs {meant}`?" if meant else "`xtrain docs` lists all topics"
-        print(f"xtrain docs: there is no topic `{arguments.topic}`; {hint}", file=sys.stderr)
-        return 2
+        raise Refused(2, f"xtrain docs: there is no topic `{arguments.topic}`; {hint}")
     sys.stdout.write(text.topics(found))
     return 0
 
@@ -90,9 +83,7 @@ def _own_functions(path: str) -> int:
         sys.stdout.write(own_functions(path, wrong))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        print(f"xtrain docs: cannot read `{path}`: {reason}", file=sys.stderr)
-        return 2
+        raise Refused(2, f"xtrain docs: cannot read `{path}`: {reason}") from None
     if wrong.has_errors:
-        print(wrong.render(), file=sys.stderr)
-        return 2
+        raise Refused(2, wrong.render())
     return 0

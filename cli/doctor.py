@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from xtrain.plan.plan import Plan
     from xtrain.runtime.inspect.machine import Unfit
 
+HELP = "check a machine against a plan, and suggest fixes"
+DESCRIPTION = (
+    "Check this machine, or all machines of a job, against a plan: devices, memory, disks, locks, "
+    "versions, data, and whether the machines reach each other. Takes seconds, and trains nothing. Without "
+    "an argument, check what any run in this folder needs."
+)
 EPILOG = (
     "examples:\n  xtrain doctor specs/two_ranks_cpu.xtrain\n  xtrain doctor runs/quickstart/<run> --json\n  srun "
     "--ntasks-per-node 1 xtrain doctor plan.json     once on each machine of a job\n  xtrain doctor plan.json "
@@ -23,19 +29,8 @@ EPILOG = (
 )
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="check a machine against a plan, and suggest fixes",
-        description=(
-            "Check this machine, or all machines of a job, against a plan: devices, memory, disks, locks, "
-            "versions, data, and whether the machines reach each other. Takes seconds, and trains nothing. Without "
-            "an argument, check what any run in this folder needs."
-        ),
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     parser.add_argument("spec", metavar="SPEC", nargs="?", help="a spec, a saved plan (*.json) or a run directory")
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as in the spec)")
     add_sets(parser)
@@ -48,7 +43,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="for other machines (default: 60)",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -2,8 +2,11 @@
 
 import argparse
 import json
-import sys
 
+from xtrain.cli.verb import Refused
+
+HELP = "explain the code of a diagnostic"
+DESCRIPTION = "Print the page of a diagnostic's code, or list all codes."
 EPILOG = """\
 examples:
   xtrain explain X203
@@ -12,18 +15,10 @@ examples:
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "explain",
-        help="explain the code of a diagnostic",
-        description="Print the page of a diagnostic's code, or list all codes.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     parser.add_argument("code", nargs="?", metavar="CODE", help="a code, such as X203")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,8 +41,7 @@ def explain(code: str | None, *, as_json: bool = False) -> int:
     meant = near(code)
     if meant is None or meant != code.strip().upper():
         hint = f"did you mean {meant}?" if meant else "`xtrain explain` lists all codes"
-        print(f"xtrain explain: there is no code {code}; {hint}", file=sys.stderr)
-        return 2
+        raise Refused(2, f"xtrain explain: there is no code {code}; {hint}")
     page = CODES[meant]
     print(json.dumps(asdict(page), ensure_ascii=False) if as_json else page.page())
     return 0

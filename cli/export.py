@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from xtrain.runtime.store.export import Exported
     from xtrain.runtime.store.export_weights import Report
 
+HELP = "export a trained model for transformers"
+DESCRIPTION = "Write a checkpoint of a run as a folder that transformers reads."
 EPILOG = """\
 FOLDER gets config.json, generation_config.json, weights as safetensors, the tokenizer with its chat template, and a
 model card, README.md. It is written beside its place, read back, and then gets its name; what is there is never
@@ -30,16 +32,9 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 LINE_SECONDS = 5.0
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "export",
-        help="export a trained model for transformers",
-        description="Write a checkpoint of a run as a folder that transformers reads.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_arguments(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    add_export(parser)
     parser.add_argument(
         "--adapter",
         action="store_true",
@@ -49,7 +44,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         ),
     )
     add_task(parser)
-    parser.set_defaults(run=run)
 
 
 def add_task(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +51,7 @@ def add_task(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", metavar="NAME", help="task whose adapter is exported, for a run with tasks")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_export(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select the checkpoint, the target folder and the format."""
     parser.add_argument("run_directory", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="output folder")
@@ -115,27 +109,21 @@ def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, me
     directory = run_named(arguments.run_directory)
     if directory is None:
         return 2
-    from xtrain.plan.serialise import PlanError, load_plan
-    from xtrain.runtime.base.data_errors import DataError
-    from xtrain.runtime.base.errors import EnvironmentFault
+    from xtrain.plan.serialise import load_plan
     from xtrain.runtime.store.adapter_export import adapter_export_of, check_sound, export_of
     from xtrain.runtime.store.export_folder import check_free
 
     begin = time.monotonic()
-    try:
-        check_free(arguments.to)
-        plan = load_plan(directory / "plan.json")
-        which = {"checkpoint": arguments.checkpoint, "averaged": arguments.ema, "dtype": arguments.dtype}
-        how = {"most": arguments.shard_size, "dequantise": arguments.dequantise, "merges": merges}
-        which["task"] = arguments.task
-        export = adapter_export_of(plan, directory, **which) if adapter else export_of(plan, directory, **which, **how)
-        step = f"step {export.state['step']:,}"
-        print(f"{export.tensors}: {step}, {export.weights} weights; comparing checksums", file=sys.stderr, flush=True)
-        check_sound(export.tensors)
-        exported = export.write(arguments.to, progress())
-    except (EnvironmentFault, DataError, PlanError) as fault:
-        print(f"error[{fault.code}]: {fault}", file=sys.stderr)
-        return 3
+    check_free(arguments.to)
+    plan = load_plan(directory / "plan.json")
+    which = {"checkpoint": arguments.checkpoint, "averaged": arguments.ema, "dtype": arguments.dtype}
+    how = {"most": arguments.shard_size, "dequantise": arguments.dequantise, "merges": merges}
+    which["task"] = arguments.task
+    export = adapter_export_of(plan, directory, **which) if adapter else export_of(plan, directory, **which, **how)
+    step = f"step {export.state['step']:,}"
+    print(f"{export.tensors}: {step}, {export.weights} weights; comparing checksums", file=sys.stderr, flush=True)
+    check_sound(export.tensors)
+    exported = export.write(arguments.to, progress())
     print_result(exported, time.monotonic() - begin)
     return 0
 

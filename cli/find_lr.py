@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtrain.cli.verb import above_zero, add_sets, ranks
+from xtrain.cli.verb import Refused, above_zero, add_sets, colored, ranks
 from xtrain.records.names import LR_SWEEP_FILE
 from xtrain.regular_files import read_json
 
@@ -14,17 +14,16 @@ if TYPE_CHECKING:
     from xtrain.planner.load import Compiled
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "find-lr",
-        help="suggest a learning rate",
-        description=(
-            "Train a spec for a few steps with an exponentially growing learning rate until the loss diverges, and "
-            "suggest a rate. The sweep is a run with its own plan; its result is in lr_sweep.json of its "
-            "directory. Given that directory, show the result again."
-        ),
-        epilog="example: xtrain find-lr specs/quickstart.xtrain --to 10",
-    )
+HELP = "suggest a learning rate"
+DESCRIPTION = (
+    "Train a spec for a few steps with an exponentially growing learning rate until the loss diverges, and "
+    "suggest a rate. The sweep is a run with its own plan; its result is in lr_sweep.json of its "
+    "directory. Given that directory, show the result again."
+)
+EPILOG = "example: xtrain find-lr specs/quickstart.xtrain --to 10"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", metavar="SPEC|RUN", help="a .xtrain spec, or the directory of a run of find-lr")
     parser.add_argument(
         "--from",
@@ -42,7 +41,6 @@ def add_parser(subparsers) -> None:
     add_sets(parser)
     parser.add_argument("--plan", action="store_true", help="print the plan of the sweep, and train nothing")
     parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
-    parser.set_defaults(run=run)
 
 
 def _steps(text: str) -> int:
@@ -57,8 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     if Path(arguments.spec).is_dir():
         return _show(Path(arguments.spec), as_json=arguments.json)
     if arguments.low >= arguments.high:
-        print(f"xtrain find-lr: --from {arguments.low:g} is not below --to {arguments.high:g}", file=sys.stderr)
-        return 2
+        raise Refused(2, f"xtrain find-lr: --from {arguments.low:g} is not below --to {arguments.high:g}")
     if arguments.plan:
         return _print_plan(arguments)
     from xtrain.cli.run import start
@@ -76,7 +73,6 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
     """Return the plan of the sweep. Raises Refused."""
     from attrs import evolve
 
-    from xtrain.cli.verb import Refused
     from xtrain.components.actions.lr_sweep import swept
     from xtrain.dsl.load import load_spec
     from xtrain.dsl.spec_text import resolved_text
@@ -96,17 +92,12 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
 
 
 def _print_plan(arguments: argparse.Namespace) -> int:
-    from xtrain.cli.verb import Refused
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.plan.serialise import dumps
     from xtrain.planner.review.page import render
 
-    try:
-        plan = _compiled(arguments).plan
-    except Refused as refused:
-        return refused.show()
+    plan = _compiled(arguments).plan
     assert plan is not None
-    sys.stdout.write(dumps(plan) if arguments.json else render(plan, color=shows_color(sys.stdout)))
+    sys.stdout.write(dumps(plan) if arguments.json else render(plan, color=colored()))
     return 0
 
 
@@ -120,8 +111,7 @@ def _show(directory: Path, *, as_json: bool) -> int:
         found: dict[str, Any] = read_json(directory / LR_SWEEP_FILE)
     except (OSError, ValueError):
         message = f"{directory} is not a finished run of find-lr: it has no {LR_SWEEP_FILE}"
-        print(f"xtrain find-lr: {message}", file=sys.stderr)
-        return 2
+        raise Refused(2, f"xtrain find-lr: {message}") from None
     if as_json:
         print(json.dumps({"directory": str(directory), **found}))
     else:

@@ -7,10 +7,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xtrain.cli.verb import Refused
+
 if TYPE_CHECKING:
     from xtrain.records.law import ScalingLaw
     from xtrain.runtime.jobs.law import RunLoss
 
+HELP = "fit a scaling law to finished runs"
+DESCRIPTION = (
+    "Fit L(N, D) = E + A / N^alpha + B / D^beta to the last losses of finished runs, with N parameters "
+    "used per token and D tokens, and print an interval for each coefficient."
+)
 EPILOG = """\
 example:
   xtrain fit-law runs/sizes-sweep-1a2b3c4d --metric eval.web.loss --out law.json
@@ -18,24 +25,13 @@ example:
 """
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "fit-law",
-        help="fit a scaling law to finished runs",
-        description=(
-            "Fit L(N, D) = E + A / N^alpha + B / D^beta to the last losses of finished runs, with N parameters "
-            "used per token and D tokens, and print an interval for each coefficient."
-        ),
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUNS", help="run directories, or folders of them")
     parser.add_argument(
         "--metric", metavar="METRIC", help=("eval.DATASET.loss (default: the metric that all runs measure)")
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the law, for `xtrain plan SPEC --law FILE`")
     parser.add_argument("--json", action="store_true", help="print the law as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,14 +43,12 @@ def run(arguments: argparse.Namespace) -> int:
         metric, runs = measured_runs(finished, arguments.metric)
         law = fit_law([each for _, each in runs], metric)
     except Unfittable as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+        raise Refused(2, f"error: {problem}") from None
     if arguments.out is not None:
         try:
             law.write(arguments.out)
         except OSError as error:
-            print(f"error: {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
-            return 3
+            raise Refused(3, f"error: {arguments.out} cannot be written: {error.strerror}") from None
     if arguments.json:
         print(json.dumps(_as_json(law), indent=2))
     else:

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xtrain.cli.verb import colored, report
 from xtrain.text.printing import drawn_on
 
 if TYPE_CHECKING:
-    from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+    pass
 
+HELP = "format specs"
+DESCRIPTION = "Format specs. Comments and line breaks stay; a spec with syntax errors is left unchanged."
 EPILOG = (
     "examples:\n  xtrain fmt specs/                       every *.xtrain below a folder\n  xtrain fmt --check "
     "specs/ *.xtrain      lists the files to change, and exits with 1 if there are any\n  xtrain fmt --diff "
@@ -18,15 +21,8 @@ EPILOG = (
 )
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "fmt",
-        help="format specs",
-        description="Format specs. Comments and line breaks stay; a spec with syntax errors is left unchanged.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     parser.add_argument(
         "files",
         nargs="+",
@@ -37,7 +33,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--check", action="store_true", help="change nothing; list files that would change, exit with 1 if any"
     )
     parser.add_argument("--diff", action="store_true", help="change nothing; print the changes")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,7 +68,7 @@ def _specs(file: str) -> Iterator[str]:
 
 
 def _format(file: str, *, check: bool, diff: bool) -> int:
-    from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors, shows_color
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors
     from xtrain.dsl.evaluation.statements import read_source
     from xtrain.dsl.syntax.format import FormatFault, format_source
 
@@ -81,11 +76,13 @@ def _format(file: str, *, check: bool, diff: bool) -> int:
     data = sys.stdin.buffer.read() if file == "-" else None
     source = read_source("<stdin>" if file == "-" else file, diagnostics, data=data)
     if source is None:
-        return _refuse(diagnostics)
+        report(diagnostics)
+        return 2
     try:
         after = format_source(source)
     except SpecErrors as errors:
-        return _refuse(errors.diagnostics)
+        report(errors.diagnostics)
+        return 2
     except FormatFault:
         print((
             f"xtrain fmt: {source.path} is left unchanged: formatting would change its meaning, which is a bug of "
@@ -97,7 +94,7 @@ def _format(file: str, *, check: bool, diff: bool) -> int:
     if diff and changed:
         from xtrain.cli.rewrite import difference
 
-        sys.stdout.write(difference(before, after, source.path, color=shows_color(sys.stdout)))
+        sys.stdout.write(difference(before, after, source.path, color=colored()))
     elif check and changed:
         print(source.path)
     elif file == "-" and not (check or diff):
@@ -117,10 +114,3 @@ def _write(file: str, text: str) -> int:
         return 3
     print(f"{file}: formatted")
     return 0
-
-
-def _refuse(diagnostics: "Diagnostics") -> int:
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
-
-    sys.stderr.write(diagnostics.render(color=shows_color(sys.stderr)))
-    return 2

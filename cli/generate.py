@@ -3,24 +3,22 @@
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from xtrain.cli.verb import RUN_HELP, run_named, say_own_code
+from xtrain.cli.verb import RUN_HELP, Refused, run_named, say_own_code
 
 if TYPE_CHECKING:
     from xtrain.runtime.nn.texts import Continuation
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "generate",
-        help="sample from a trained run",
-        description="Load a checkpoint of a run, by default its latest, into one process and continue prompts.",
-        epilog="example: xtrain generate runs/quickstart/<run> --prompt 'def ' --tokens 200",
-    )
+HELP = "sample from a trained run"
+DESCRIPTION = "Load a checkpoint of a run, by default its latest, into one process and continue prompts."
+EPILOG = "example: xtrain generate runs/quickstart/<run> --prompt 'def ' --tokens 200"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_directory", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--prompt", action="append", required=True, help="text to continue; may be repeated")
     parser.add_argument(
@@ -59,14 +57,12 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--system", default="", metavar="TEXT", help="with --chat, the system message")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: auto)")
     parser.add_argument("--json", action="store_true", help="print JSON, one object per prompt")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     problem = _problem(arguments)
     if problem:
-        print(f"xtrain generate: {problem}", file=sys.stderr)
-        return 2
+        raise Refused(2, f"xtrain generate: {problem}")
     if (directory := run_named(arguments.run_directory)) is None:
         return 2
     from xtrain.plan.serialise import PlanError, load_plan
@@ -93,8 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         show = as_json(arguments.prompt) if arguments.json else as_text(arguments.prompt, whole=chat is None)
         trained.continue_texts(arguments.prompt, arguments.tokens, sampling, arguments.stop, chat, show)
     except (EnvironmentFault, DataError, PlanError, LogitsNotFinite) as fault:
-        print(f"xtrain generate: {fault}", file=sys.stderr)
-        return 3
+        raise Refused(3, f"xtrain generate: {fault}") from None
     return 0
 
 

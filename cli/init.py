@@ -2,9 +2,12 @@
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 
+from xtrain.cli.verb import Refused
+
+HELP = "write an annotated spec to start from"
+DESCRIPTION = "Write NAME.xtrain, a spec with comments on each choice. NAME is the experiment's name."
 EPILOG = """\
 examples:
   xtrain init tryout                        tryout.xtrain, for one process on a laptop
@@ -13,20 +16,12 @@ examples:
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "init",
-        help="write an annotated spec to start from",
-        description="Write NAME.xtrain, a spec with comments on each choice. NAME is the experiment's name.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="name of the experiment, optionally with a folder")
     parser.add_argument("--template", default="quickstart", metavar="T", help="the template (default: quickstart)")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
     parser.add_argument("--list", action="store_true", help="list the templates")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,20 +35,20 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(f"{name.ljust(wide)}  {starter.about}" for name, starter in known.items()))
         return 0
     if arguments.name is None:
-        return _refuse("NAME is missing: write `xtrain init NAME`, or `xtrain init --list`")
+        raise Refused(2, "xtrain init: NAME is missing: write `xtrain init NAME`, or `xtrain init --list`")
     starter = known.get(arguments.template)
     if starter is None:
         meant = near_starter(arguments.template)
         hint = f"did you mean `{meant}`?" if meant else f"existing templates: {', '.join(known)}"
-        return _refuse(f"there is no template `{arguments.template}`; {hint}")
+        raise Refused(2, f"xtrain init: there is no template `{arguments.template}`; {hint}")
     path = Path(arguments.name)
     name = path.name.removesuffix(".xtrain")
     problem = name_problem(name)
     if problem is not None:
-        return _refuse(f"an experiment cannot be called `{name}`: {problem}")
+        raise Refused(2, f"xtrain init: an experiment cannot be called `{name}`: {problem}")
     path = path.with_name(f"{name}.xtrain")
     if not str(path).isprintable():
-        return _refuse(f"{str(path)!r} is not a path for a spec")
+        raise Refused(2, f"xtrain init: {str(path)!r} is not a path for a spec")
     return _write(path, starter.named(name, shlex.quote(str(path))), force=arguments.force)
 
 
@@ -62,17 +57,11 @@ def _write(path: Path, text: str, *, force: bool) -> int:
 
     try:
         if path.exists() and not force:
-            return _refuse(f"{path} already exists; use another name, or replace it with --force")
+            raise Refused(2, f"xtrain init: {path} already exists; use another name, or replace it with --force")
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, text.encode())
     except OSError as error:
-        print(f"xtrain init: {path} cannot be written: {error.strerror}", file=sys.stderr)
-        return 3
+        raise Refused(3, f"xtrain init: {path} cannot be written: {error.strerror}") from None
     shown = shlex.quote(str(path))
     print(f"Wrote {path}. Next:\n\n  xtrain plan {shown}    show the plan\n  xtrain run {shown}     run it")
     return 0
-
-
-def _refuse(reason: str) -> int:
-    print(f"xtrain init: {reason}", file=sys.stderr)
-    return 2

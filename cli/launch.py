@@ -6,13 +6,17 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from xtrain.cli.verb import Refused, add_sets, counted, ranks, refusals, say_own_code
+from xtrain.cli.verb import Refused, add_sets, counted, ranks, say_own_code
 
 if TYPE_CHECKING:
     from xtrain.dsl.schema.cluster import Launcher
     from xtrain.plan.plan import Plan
     from xtrain.runtime.jobs.submitted import Job
 
+HELP = "submit a run to Slurm or Kubernetes, or start it in the background"
+DESCRIPTION = (
+    "Compile SPEC and submit its plan to the launcher of the spec or of --on. The same command resumes a stopped run."
+)
 EPILOG = """\
 examples:
   xtrain launch specs/two_ranks_cpu.xtrain --on local
@@ -25,18 +29,8 @@ exit codes: 0 submitted, printed or cancelled, 2 the spec is wrong, 3 the launch
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "launch",
-        help="submit a run to Slurm or Kubernetes, or start it in the background",
-        description=(
-            "Compile SPEC and submit its plan to the launcher of the spec or of --on. The same command resumes a "
-            "stopped run."
-        ),
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="a spec or a plan.json; with --cancel a run directory")
     parser.add_argument(
         "--on",
@@ -48,20 +42,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--dry", action="store_true", help="print what would be submitted, and submit nothing")
     what.add_argument("--cancel", action="store_true", help="cancel the job of a run")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain launch`. The help lists the exit statuses."""
-    try:
-        with refusals():
-            return _cancel(Path(arguments.spec)) if arguments.cancel else _launch(arguments)
-    except Refused as refused:
-        return refused.show()
-
-
-def _launch(arguments: argparse.Namespace) -> int:
-    """Submit a run. Raises Refused, EnvironmentFault."""
+    if arguments.cancel:
+        return _cancel(Path(arguments.spec))
     from xtrain.cli.run_sweep import launch as launch_sweep
     from xtrain.plan.serialise import dumps
     from xtrain.runtime.jobs.submitted import job_launcher, submit_job

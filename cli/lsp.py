@@ -1,25 +1,20 @@
 """`xtrain lsp`: the language server, started by an editor and connected over standard input and output."""
 
 import argparse
-import sys
 
+from xtrain.cli.verb import Refused
+
+HELP = "serve an editor: diagnostics while typing, completion, hover, rename"
+DESCRIPTION = "Run the language server over standard input and output until the editor ends it."
 EPILOG = """\
 examples:
   xtrain lsp                 (what an editor runs; docs/editors.md has the settings of VS Code, Neovim and Helix)
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "lsp",
-        help="serve an editor: diagnostics while typing, completion, hover, rename",
-        description="Run the language server over standard input and output until the editor ends it.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     parser.add_argument("--stdio", action="store_true", help="the only supported mode; some editors pass it")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,7 +24,6 @@ def run(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] not in ("pygls", "lsprotocol"):
             raise
-        print('xtrain lsp: pygls is not installed; install it with `pip install "xtrain[lsp]"`', file=sys.stderr)
-        return 2
+        raise Refused(2, 'xtrain lsp: pygls is not installed; install it with `pip install "xtrain[lsp]"`') from None
     make_server().start_io()
     return 0

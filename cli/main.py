@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
+from xtrain.cli.verb import Refused, refusals
 from xtrain.regular_files import reason_of
 from xtrain.text.printing import harmless, safe_output
 
@@ -47,7 +48,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 3
     try:
         with safe_output():
-            code = parsed.run(parsed)
+            try:
+                with refusals():
+                    code = parsed.run(parsed)
+            except Refused as refused:
+                code = refused.show()
         if not sys.stdout.closed:  # how the language server exits
             sys.stdout.flush()
         return code
@@ -107,7 +112,12 @@ def _tell(message: str) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser whose errors suggest the probable verb, choice or option."""
+    """Parser whose errors suggest the probable verb, choice or option. Epilogs of several lines are not wrapped."""
+
+    def __init__(self, **settings: Any) -> None:
+        if "\n" in (settings.get("epilog") or ""):
+            settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**settings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -141,7 +151,10 @@ def make_parser(verbs: tuple[str, ...] = VERBS) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb")
     for verb in verbs:
-        import_module(f"{__package__}.{verb.replace('-', '_')}").add_parser(subparsers)
+        module = import_module(f"{__package__}.{verb.replace('-', '_')}")
+        of_verb = subparsers.add_parser(verb, help=module.HELP, description=module.DESCRIPTION, epilog=module.EPILOG)
+        of_verb.set_defaults(run=module.run)
+        module.add_arguments(of_verb)
     return parser
 
 

@@ -2,6 +2,8 @@
 
 import argparse
 
+HELP = "add a trained adapter to its model"
+DESCRIPTION = "Add the adapter of a checkpoint to its model, and write the result as a folder that transformers reads."
 EPILOG = """\
 The folder is that of `xtrain export`, of a model without adapter. Sums are taken in fp32 and rounded once, to the
 number format of the file; how much of each change that keeps is printed, and merge.json has it for every matrix. The
@@ -17,22 +19,12 @@ there already
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    from xtrain.cli.export import add_arguments, add_task
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    from xtrain.cli.export import add_export, add_task
 
-    parser = subparsers.add_parser(
-        "merge",
-        help="add a trained adapter to its model",
-        description=(
-            "Add the adapter of a checkpoint to its model, and write the result as a folder that transformers reads."
-        ),
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_arguments(parser)
+    add_export(parser)
     add_task(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

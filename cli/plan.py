@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 
 from xtrain.cli.plan_views import (
     FORMATS,
-    NotThere,
     add_alternatives,
     json_text,
     show_alternatives,
     show_sweep,
     view,
-    wants_alternatives,
 )
-from xtrain.cli.verb import add_sets, counted, ranks
+from xtrain.cli.verb import Refused, add_sets, counted, ranks, report
 from xtrain.text.printing import drawn_on
 
 if TYPE_CHECKING:
     from xtrain.plan.plan import Plan
     from xtrain.planner.compile import Compiled
 
+HELP = "show what a spec would do, without running it"
+DESCRIPTION = "Compile SPEC and print its plan: memory, time, mesh, graph, traffic, timeline, checks."
 EPILOG = """\
 examples:
   xtrain plan specs/two_ranks_cpu.xtrain
@@ -42,15 +42,8 @@ examples:
 """
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "plan",
-        help="show what a spec would do, without running it",
-        description="Compile SPEC and print its plan: memory, time, mesh, graph, traffic, timeline, checks.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="a spec (*.xtrain), or a saved plan (*.json)")
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as in the spec)")
     add_sets(parser)
@@ -63,7 +56,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the plan as JSON, for `xtrain run FILE`")
     _add_views(parser)
     add_alternatives(parser)
-    parser.set_defaults(run=run)
 
 
 def _add_views(parser: argparse.ArgumentParser) -> None:
@@ -82,9 +74,7 @@ def _add_views(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain plan`. Exit status: 0 there is a plan, 2 invalid spec or command line, 3 the plan cannot be saved or
     traced."""
-    if wants_alternatives(arguments):
-        return show_alternatives(arguments)
-    if (shown := show_sweep(arguments)) is not None:
+    if (shown := show_alternatives(arguments)) is not None or (shown := show_sweep(arguments)) is not None:
         return shown
     from xtrain.planner.load import plan_from_path
 
@@ -97,24 +87,14 @@ def run(arguments: argparse.Namespace) -> int:
     _warn(compiled, arguments)
     plan = compiled.plan
     if arguments.trace and plan.serves:
-        print("error: --trace traces a training step, but this is a server spec", file=sys.stderr)
-        return 2
+        raise Refused(2, "error: --trace traces a training step, but this is a server spec")
     if arguments.trace:
         plan = _traced(plan)
-        if plan is None:
-            return 3
-    try:
-        text = view(plan, arguments)
-    except NotThere as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+    text = view(plan, arguments)
     if arguments.law is not None:
-        predicted = _predicted(text, plan, arguments)
-        if predicted is None:
-            return 2
-        text = predicted
-    if arguments.out is not None and not _save(plan, arguments):
-        return 3
+        text = _predicted(text, plan, arguments)
+    if arguments.out is not None:
+        _save(plan, arguments)
     sys.stdout.write(text)
     if arguments.out is not None and arguments.format == "text":
         print(f"Saved to {arguments.out}; run it with: xtrain run {quote(str(arguments.out))}")
@@ -123,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
     """Print the spec's diagnostics to stderr, except those shown on the page that follows."""
-    from xtrain.dsl.diagnostics.diagnostic import Diagnostics, shows_color
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 
     page = (
         arguments.format == "text"
@@ -136,12 +116,11 @@ def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
         place = bisect_left(shown, diagnostic.message)
         if not any(text.startswith(diagnostic.message) for text in shown[place : place + 1]):
             rest.add(diagnostic)
-    sys.stderr.write(rest.render(color=shows_color(sys.stderr)))
+    report(rest)
 
 
-def _traced(plan: "Plan") -> "Plan | None":
-    """Return the plan with a trace per kind of rank, and checks of the closed forms against it; None, after reporting
-    why, if it cannot be traced."""
+def _traced(plan: "Plan") -> "Plan":
+    """Return the plan with a trace per kind of rank, and checks of the closed forms against it. Raises Refused."""
     from xtrain.planner.review.costs import ranks_to_trace, with_trace
     from xtrain.runtime.base.errors import EnvironmentFault
     from xtrain.runtime.base.ops import PlanMismatch
@@ -156,29 +135,27 @@ def _traced(plan: "Plan") -> "Plan | None":
     try:
         found = trace_plan(plan, ranks, tell)
     except (PlanMismatch, EnvironmentFault) as problem:
-        print(f"error: the plan cannot be traced: {problem}", file=sys.stderr)
-        return None
+        raise Refused(3, f"error: the plan cannot be traced: {problem}") from None
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=drawn_on(sys.stderr), flush=True)
     return with_trace(plan, found)
 
 
-def _predicted(text: str, plan: "Plan", arguments: argparse.Namespace) -> str | None:
-    """Return the text with the law's prediction; None after reporting why there is no prediction."""
+def _predicted(text: str, plan: "Plan", arguments: argparse.Namespace) -> str:
+    """Return the text with the law's prediction. Raises Refused."""
     from xtrain.cli.plan_views import with_prediction
     from xtrain.records.law import LawError, ScalingLaw
 
     if arguments.format not in ("text", "json") or plan.serves:
-        print("error: --law predicts the loss of a training run, as text or JSON", file=sys.stderr)
-        return None
+        raise Refused(2, "error: --law predicts the loss of a training run, as text or JSON")
     try:
         return with_prediction(text, plan, ScalingLaw.read(arguments.law), arguments.format)
     except LawError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return None
+        raise Refused(2, f"error: {problem}") from None
 
 
-def _save(plan: "Plan", arguments: argparse.Namespace) -> bool:
+def _save(plan: "Plan", arguments: argparse.Namespace) -> None:
+    """Save the plan. Raises Refused."""
     from xtrain.plan.serialise import dumps, signed
     from xtrain.planner.load import is_saved
 
@@ -188,6 +165,4 @@ def _save(plan: "Plan", arguments: argparse.Namespace) -> bool:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(dumps(plan), encoding="utf-8")
     except OSError as error:
-        print(f"error: {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
-        return False
-    return True
+        raise Refused(3, f"error: {arguments.out} cannot be written: {error.strerror}") from None

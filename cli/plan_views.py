@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from xtrain.cli.verb import counted
+from xtrain.cli.verb import Refused, colored, counted, report
 from xtrain.text.printing import drawn_on
 
 if TYPE_CHECKING:
@@ -19,16 +19,12 @@ if TYPE_CHECKING:
 FORMATS: Final = ("text", "json", "mermaid", "dot")
 
 
-class NotThere(Exception):
-    """A requested view that the plan does not have or the requested format does not support."""
-
-
 def view(plan: "Plan", arguments: argparse.Namespace) -> str:
-    """Return the text to print. Raises NotThere."""
+    """Return the text to print. Raises Refused if the plan or the format does not have the view."""
     asked = [name for name in TEXTS if is_given(getattr(arguments, name))]
     if arguments.format != "text":
         if asked:
-            raise NotThere(f"--{asked[0]} prints text; leave out --format {arguments.format}")
+            raise Refused(2, f"error: --{asked[0]} prints text; leave out --format {arguments.format}")
         return _data(plan, arguments)
     return TEXTS[asked[0]](plan, arguments) if asked else _page(plan, arguments)
 
@@ -38,16 +34,10 @@ def is_given(value: object) -> bool:
     return value is not None and value is not False and value != []
 
 
-def _colored() -> bool:
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
-
-    return shows_color(sys.stdout)
-
-
 def _page(plan: "Plan", arguments: argparse.Namespace) -> str:
     from xtrain.planner.review.page import render
 
-    return render(plan, color=_colored(), full=arguments.full)
+    return render(plan, color=colored(), full=arguments.full)
 
 
 def _parts(plan: "Plan", arguments: argparse.Namespace) -> str:
@@ -58,26 +48,26 @@ def _parts(plan: "Plan", arguments: argparse.Namespace) -> str:
     for name in names:
         if name not in PARTS:
             hint = did_you_mean(name, PARTS) or f"existing parts: {', '.join(PARTS)}"
-            raise NotThere(f"the page has no part `{name}`; {hint}")
-    return render(plan, color=_colored(), parts=names)
+            raise Refused(2, f"error: the page has no part `{name}`; {hint}")
+    return render(plan, color=colored(), parts=names)
 
 
 def _rank(plan: "Plan", arguments: argparse.Namespace) -> str:
     from xtrain.planner.review.show import NoSuchRank, show_rank
 
     try:
-        return show_rank(plan, arguments.rank, color=_colored())
+        return show_rank(plan, arguments.rank, color=colored())
     except NoSuchRank as problem:
-        raise NotThere(str(problem)) from problem
+        raise Refused(2, f"error: {problem}") from None
 
 
 def _node(plan: "Plan", arguments: argparse.Namespace) -> str:
     from xtrain.planner.review.show import NoSuchNode, show_nodes
 
     try:
-        return show_nodes(plan, arguments.show, color=_colored())
+        return show_nodes(plan, arguments.show, color=colored())
     except NoSuchNode as problem:
-        raise NotThere(str(problem)) from problem
+        raise Refused(2, f"error: {problem}") from None
 
 
 def _why(plan: "Plan", arguments: argparse.Namespace) -> str:
@@ -85,9 +75,9 @@ def _why(plan: "Plan", arguments: argparse.Namespace) -> str:
 
     spec, world = _spec(plan, arguments)
     try:
-        return show_why(plan, spec, arguments.why, world=world, color=_colored())
+        return show_why(plan, spec, arguments.why, world=world, color=colored())
     except NoSuchValue as problem:
-        raise NotThere(str(problem)) from problem
+        raise Refused(2, f"error: {problem}") from None
 
 
 def _spec(plan: "Plan", arguments: argparse.Namespace) -> "tuple[Spec | None, int | None]":
@@ -137,44 +127,34 @@ def add_alternatives(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--fit", action="store_true", help="try every layout of the ranks and list the five fastest")
 
 
-def wants_alternatives(arguments: argparse.Namespace) -> bool:
-    return bool(arguments.compare) or arguments.fit
-
-
-def show_alternatives(arguments: argparse.Namespace) -> int:
-    """Show the alternatives. Exit status: 0 some layout can run, 2 none can, or the command line is invalid."""
-    problem = _problem(arguments)
-    if problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+def show_alternatives(arguments: argparse.Namespace) -> int | None:
+    """Show the alternatives. Exit status: 0 some layout can run, 2 none can. Return None if none are requested. Raises
+    Refused."""
+    chosen = "--fit" if arguments.fit else "--compare"
+    if not (arguments.compare or arguments.fit):
+        return None
+    if arguments.fit and arguments.compare:
+        raise Refused(2, "error: --fit and --compare cannot be combined")
+    if arguments.spec.endswith(".json"):
+        raise Refused(2, f"error: {chosen} plans variants of a spec; {arguments.spec} is a finished plan")
+    if arguments.format not in ("text", "json"):
+        raise Refused(2, f"error: {chosen} prints a table; leave out --format {arguments.format}")
+    for name in ("full", "part", "rank", "show", "why", "out", "trace"):
+        if is_given(getattr(arguments, name)):
+            raise Refused(2, f"error: {chosen} prints a table of plans; leave out --{name}")
     return _fit(arguments) if arguments.fit else _compare(arguments)
 
 
-def _problem(arguments: argparse.Namespace) -> str:
-    chosen = "--fit" if arguments.fit else "--compare"
-    if arguments.fit and arguments.compare:
-        return "--fit and --compare cannot be combined"
-    if arguments.spec.endswith(".json"):
-        return f"{chosen} plans variants of a spec; {arguments.spec} is a finished plan"
-    if arguments.format not in ("text", "json"):
-        return f"{chosen} prints a table; leave out --format {arguments.format}"
-    others = ("full", "part", "rank", "show", "why", "out", "trace")
-    given = [name for name in others if is_given(getattr(arguments, name))]
-    return f"{chosen} prints a table of plans; leave out --{given[0]}" if given else ""
-
-
-def _of_server(chosen: str) -> int:
-    print(f"error: {chosen} compares training steps, but this is a server spec", file=sys.stderr)
-    return 2
+def _of_server(chosen: str) -> Refused:
+    return Refused(2, f"error: {chosen} compares training steps, but this is a server spec")
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.planner.review.alternatives import compare, figures, render_alternatives
 
     found = compare(arguments.spec, arguments.compare, arguments.sets, arguments.world)
     if any(each.plan is not None and each.plan.serves for each in found):
-        return _of_server("--compare")
+        raise _of_server("--compare")
     if arguments.format == "json":
         content: list[dict[str, Any]] = [
             {
@@ -189,22 +169,21 @@ def _compare(arguments: argparse.Namespace) -> int:
         ]
         print(json.dumps({"alternatives": content}, indent=2))
     else:
-        sys.stdout.write(render_alternatives(found, color=shows_color(sys.stdout)))
+        sys.stdout.write(render_alternatives(found, color=colored()))
     return 0 if any(each.plan for each in found) else 2
 
 
 def _fit(arguments: argparse.Namespace) -> int:
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.dsl.load import load_spec
     from xtrain.planner.compile import compile_plan
     from xtrain.planner.review.alternatives import Unsearchable, any_layout, figures, render_fit, search
 
     loaded = load_spec(arguments.spec, arguments.sets)
     if loaded.spec is None:
-        sys.stderr.write(loaded.diagnostics.render(color=shows_color(sys.stderr)))
+        report(loaded.diagnostics)
         return 2
     if loaded.spec.serve is not None:
-        return _of_server("--fit")
+        raise _of_server("--fit")
     compiled = compile_plan(any_layout(loaded.spec), world=arguments.world)
     if compiled.plan is None:
         compiled.report_to(sys.stderr)
@@ -212,8 +191,7 @@ def _fit(arguments: argparse.Namespace) -> int:
     try:
         fit = search(loaded.spec, compiled.plan)
     except Unsearchable as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+        raise Refused(2, f"error: {problem}") from None
     if arguments.format == "json":
         content = {
             "world_size": fit.world,
@@ -227,7 +205,7 @@ def _fit(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(content, indent=2))
     else:
-        sys.stdout.write(render_fit(fit, arguments.spec, color=shows_color(sys.stdout)))
+        sys.stdout.write(render_fit(fit, arguments.spec, color=colored()))
     return 0 if fit.best else 2
 
 
@@ -294,21 +272,19 @@ def show_sweep(arguments: argparse.Namespace) -> int | None:
     compiled = compile_sweep(arguments.spec, arguments.sets, arguments.world, counted, _progress)
     if compiled is None:
         return None
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.planner.review.sweep import render_sweep
 
-    sys.stderr.write(compiled.diagnostics.render(color=shows_color(sys.stderr)))
+    report(compiled.diagnostics)
     if compiled.plan is None:
         if arguments.format == "json":
             print(json_text(compiled.diagnostics))
         return 2
     if arguments.out is not None:
-        print("error: --out saves the plan of one run; plans of trials are in their run directories", file=sys.stderr)
-        return 2
+        raise Refused(2, "error: --out saves the plan of one run; plans of trials are in their run directories")
     if arguments.format == "json":
         print(json.dumps(compiled.plan.to_json(), indent=2))
     else:
-        sys.stdout.write(render_sweep(compiled.plan, color=shows_color(sys.stdout), full=arguments.full))
+        sys.stdout.write(render_sweep(compiled.plan, color=colored(), full=arguments.full))
     return 0
 
 

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from xtrain.cli.following import Following
-from xtrain.cli.verb import Refused, add_node, add_sets, counted, ranks, refusals, say_own_code
+from xtrain.cli.verb import Refused, add_node, add_sets, counted, ranks, report, say_own_code
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 
 if TYPE_CHECKING:
@@ -24,16 +24,14 @@ if TYPE_CHECKING:
 VIEWS = ("tui", "console", "plain", "json", "none")
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "run",
-        help="train a spec or a reviewed plan",
-        description=(
-            "Compile a spec (or take a plan.json unchanged) and train on local ranks. The same command resumes a "
-            "stopped run."
-        ),
-        epilog="example: xtrain run specs/quickstart.xtrain --world 2 --set experiment.budget='100 steps'",
-    )
+HELP = "train a spec or a reviewed plan"
+DESCRIPTION = (
+    "Compile a spec (or take a plan.json unchanged) and train on local ranks. The same command resumes a stopped run."
+)
+EPILOG = "example: xtrain run specs/quickstart.xtrain --world 2 --set experiment.budget='100 steps'"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", metavar="SPEC", help="a .xtrain spec or a plan.json")
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as the spec's axes need)")
     add_sets(parser)
@@ -46,7 +44,6 @@ def add_parser(subparsers) -> None:
         choices=VIEWS,
         help="how to show the run: tui opens the dashboard (default: console on a terminal, else plain)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -92,18 +89,14 @@ def start(
         if {"TORCHELASTIC_RUN_ID", OF_NODE} & os.environ.keys():
             die_with_launcher(os.getppid())
         return lead(ready, ui, _print_notes) if is_first() else join()
-    try:
-        found = ready()
-        with refusals():
-            assert found.plan is not None
-            place = placed(found.plan)
-            if place is not None and groups_node(found.plan) is None:
-                return _run_node(found.plan, place)
-            if place is not None and place.index:
-                return _run_follower(found.plan, place)
-            return _run_launcher(found, ui, opened, place)
-    except Refused as refused:
-        return refused.show()
+    found = ready()
+    assert found.plan is not None
+    place = placed(found.plan)
+    if place is not None and groups_node(found.plan) is None:
+        return _run_node(found.plan, place)
+    if place is not None and place.index:
+        return _run_follower(found.plan, place)
+    return _run_launcher(found, ui, opened, place)
 
 
 def _compiled(arguments: argparse.Namespace) -> "Compiled":
@@ -185,14 +178,13 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
         from xtrain.plan.serialise import signed
 
         return evolve(compiled, plan=signed(plan, arguments.sets, arguments.world))
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.planner.review.changes import accepted, find_drift
 
     found = find_drift(plan)
     if arguments.accept_drift:
         found = accepted(found)
     if found.has_errors or not _is_said_by_a_rank(plan, arguments):
-        sys.stderr.write(found.render(color=shows_color(sys.stderr)))
+        report(found)
     if found.has_errors:
         raise _refused(found)
     if not _is_said_by_a_rank(plan, arguments):

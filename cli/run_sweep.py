@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define
 
-from xtrain.cli.verb import Refused, counted, refusals
+from xtrain.cli.verb import Refused, counted, report
 from xtrain.records.lines import Event, line_of
 from xtrain.records.sweep import (
     SweepEndEvent,
@@ -100,21 +100,17 @@ def drive(arguments: argparse.Namespace) -> int | None:
 
     if is_saved(arguments.spec) or is_worker():
         return None
-    try:
-        plan = _compiled(arguments)
-        if plan is None:
-            return None
-        if arguments.accept_drift:
-            raise Refused(2, "xtrain run: --accept-drift is for a saved plan, not for a spec")
-        if arguments.node is not None or arguments.meet is not None:
-            raise Refused(2, "xtrain run: trials of a sweep run on one machine; --node and --meet are for one run")
-        if arguments.ui == "tui":
-            raise Refused(2, "xtrain run: a sweep is shown as lines; `xtrain watch` shows its trials")
-        with refusals():
-            launcher = _local(plan)
-            return _drive(plan, _trials(plan, arguments), launcher, arguments.ui or "plain")
-    except Refused as refused:
-        return refused.show()
+    plan = _compiled(arguments)
+    if plan is None:
+        return None
+    if arguments.accept_drift:
+        raise Refused(2, "xtrain run: --accept-drift is for a saved plan, not for a spec")
+    if arguments.node is not None or arguments.meet is not None:
+        raise Refused(2, "xtrain run: trials of a sweep run on one machine; --node and --meet are for one run")
+    if arguments.ui == "tui":
+        raise Refused(2, "xtrain run: a sweep is shown as lines; `xtrain watch` shows its trials")
+    launcher = _local(plan)
+    return _drive(plan, _trials(plan, arguments), launcher, arguments.ui or "plain")
 
 
 def launch(arguments: argparse.Namespace, launcher_of: "Callable[[Plan, str | None], Launcher]") -> int | None:
@@ -140,13 +136,12 @@ def launch(arguments: argparse.Namespace, launcher_of: "Callable[[Plan, str | No
 
 def _compiled(arguments: argparse.Namespace) -> "SweepPlan | None":
     """Compile the sweep; None if the spec has no sweep. Raises Refused."""
-    from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.planner.compile_sweep import compile_sweep
 
     compiled = compile_sweep(arguments.spec, arguments.sets, arguments.world, counted)
     if compiled is None:
         return None
-    sys.stderr.write(compiled.diagnostics.render(color=shows_color(sys.stderr)))
+    report(compiled.diagnostics)
     if compiled.plan is None:
         raise Refused(2, compiled.diagnostics.render(color=False), shown=True)
     return compiled.plan

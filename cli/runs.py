@@ -2,10 +2,11 @@
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from xtrain.cli.verb import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,17 +15,16 @@ if TYPE_CHECKING:
     from xtrain.tui.model.find import FoundRun
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
-    parser = subparsers.add_parser(
-        "runs",
-        help="list runs: their progress and the state of their jobs",
-        description=(
-            "List the runs below ROOT, newest first: running, finished, failed, stopped or lost, their progress, "
-            "and the state of jobs submitted by `xtrain launch`."
-        ),
-        epilog="example: xtrain runs runs/quickstart --json",
-    )
+HELP = "list runs: their progress and the state of their jobs"
+DESCRIPTION = (
+    "List the runs below ROOT, newest first: running, finished, failed, stopped or lost, their progress, "
+    "and the state of jobs submitted by `xtrain launch`."
+)
+EPILOG = "example: xtrain runs runs/quickstart --json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     parser.add_argument(
         "root",
         metavar="ROOT",
@@ -34,7 +34,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="a root or lineage of runs, or a run by its id (default: runs)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, one object per run")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,8 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         for directory, (job, state) in zip(directories, jobs_of(directories), strict=True)
     ]
     if not rows:
-        print(f"there is no run at {arguments.root} or below it; `xtrain run SPEC` starts one", file=sys.stderr)
-        return 3
+        raise Refused(3, f"there is no run at {arguments.root} or below it; `xtrain run SPEC` starts one")
     if arguments.json:
         print("\n".join(json.dumps(row) for row in rows))
         return 0

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.verb import Refused, add_sets, ranks, refusals
+from xtrain.cli.verb import Refused, add_sets, ranks
 
 if TYPE_CHECKING:
     from xtrain.plan.plan import Plan
@@ -14,16 +14,15 @@ if TYPE_CHECKING:
     from xtrain.server.access import Keys
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "serve",
-        help="serve a model for training by clients",
-        description=(
-            "Compile a spec with a `serve` block (or take a plan.json unchanged), start its ranks on this machine, "
-            "and listen. The same command resumes a stopped server."
-        ),
-        epilog="example: xtrain serve specs/serve_cpu.xtrain --set serve.port=8123",
-    )
+HELP = "serve a model for training by clients"
+DESCRIPTION = (
+    "Compile a spec with a `serve` block (or take a plan.json unchanged), start its ranks on this machine, "
+    "and listen. The same command resumes a stopped server."
+)
+EPILOG = "example: xtrain serve specs/serve_cpu.xtrain --set serve.port=8123"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", metavar="SPEC", help="a .xtrain spec or a plan.json")
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as the spec's axes need)")
     parser.add_argument(
@@ -32,7 +31,6 @@ def add_parser(subparsers) -> None:
         help="if the server's store is damaged, continue with the intact part, and set the rest aside",
     )
     add_sets(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,17 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
     from xtrain.dsl.load import load_spec
     from xtrain.planner.load import is_saved, plan_from_path
 
-    try:
-        with refusals():
-            # A serving spec does not need the settings of a training run.
-            if not is_saved(arguments.spec) and (draft := load_spec(arguments.spec, arguments.sets).draft) is not None:
-                _check_serves(draft.serve is not None)
-            compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, lambda plan: None)
-            if not compiled.report_to(sys.stderr) or compiled.plan is None:
-                return 2
-            return _serve(compiled, compiled.plan, repairs=arguments.repair)
-    except Refused as refused:
-        return refused.show()
+    # A serving spec does not need the settings of a training run.
+    if not is_saved(arguments.spec) and (draft := load_spec(arguments.spec, arguments.sets).draft) is not None:
+        _check_serves(draft.serve is not None)
+    compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, lambda plan: None)
+    if not compiled.report_to(sys.stderr) or compiled.plan is None:
+        return 2
+    return _serve(compiled, compiled.plan, repairs=arguments.repair)
 
 
 def _serve(compiled: "Compiled", plan: "Plan", *, repairs: bool) -> int:

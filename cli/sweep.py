@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtrain.cli.run_sweep import table_text, value_text
+from xtrain.cli.verb import Refused
 
 if TYPE_CHECKING:
     from xtrain.records.sweep import SweepState
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "sweep",
-        help="show, export or stop a sweep",
-        description="Inspect or stop a sweep of `xtrain run`, by its folder.",
-        epilog="example: xtrain sweep show runs/quickstart-sweep-1a2b3c4d --csv trials.csv",
-    )
+HELP = "show, export or stop a sweep"
+DESCRIPTION = "Inspect or stop a sweep of `xtrain run`, by its folder."
+EPILOG = "example: xtrain sweep show runs/quickstart-sweep-1a2b3c4d --csv trials.csv"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(title="what to do", metavar="WHAT", dest="what", required=True)
     show = verbs.add_parser("show", help="list trials, the best first")
     show.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
@@ -33,7 +33,6 @@ def add_parser(subparsers) -> None:
     best.add_argument("--json", action="store_true", help="print it as JSON")
     stop = verbs.add_parser("stop", help="let running trials save and stop; `xtrain run` resumes them")
     stop.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,8 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from xtrain.records.sweep import SWEEP_FILE, SweepState
 
     if not (arguments.folder / SWEEP_FILE).is_file():
-        print(f"error: {arguments.folder} is not a sweep: it has no {SWEEP_FILE}", file=sys.stderr)
-        return 2
+        raise Refused(2, f"error: {arguments.folder} is not a sweep: it has no {SWEEP_FILE}")
     if arguments.what == "stop":
         return _stop(arguments.folder)
     state = SweepState.read(arguments.folder)
@@ -58,11 +56,9 @@ def _show(state: "SweepState", arguments: argparse.Namespace) -> int:
             if path is not None:
                 write(rows, path)
     except OSError as error:
-        print(f"error: {path} cannot be written: {error.strerror or error}", file=sys.stderr)
-        return 3
+        raise Refused(3, f"error: {path} cannot be written: {error.strerror or error}") from None
     except ModuleNotFoundError:
-        print("error: Parquet needs pyarrow: pip install 'xtrain[data]'", file=sys.stderr)
-        return 3
+        raise Refused(3, "error: Parquet needs pyarrow: pip install 'xtrain[data]'") from None
     if arguments.json:
         print(json.dumps(rows, indent=2))
     elif arguments.csv is None and arguments.parquet is None:
@@ -104,8 +100,7 @@ def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
 def _best(state: "SweepState", arguments: argparse.Namespace) -> int:
     best = state.best()
     if best is None:
-        print("error: no trial has finished training yet", file=sys.stderr)
-        return 1
+        raise Refused(1, "error: no trial has finished training yet")
     directory = arguments.folder / best.name
     if arguments.json:
         row = next(row for row in state.table() if row["trial"] == best.number)
@@ -130,17 +125,11 @@ def _stop(folder: Path) -> int:
 
 def _stop_jobs(folder: Path) -> int:
     """Stop the jobs of a driver that no longer runs."""
-    from xtrain.runtime.base.errors import EnvironmentFault
     from xtrain.runtime.jobs.trials import stop_jobs
     from xtrain.text.units import plural
 
-    try:
-        count = stop_jobs(folder.absolute())
-    except EnvironmentFault as fault:
-        print(f"error[{fault.code}]: {fault}", file=sys.stderr)
-        return 3
+    count = stop_jobs(folder.absolute())
     if not count:
-        print(f"error: no process drives the sweep in {folder}", file=sys.stderr)
-        return 2
+        raise Refused(2, f"error: no process drives the sweep in {folder}")
     print(f"no process drives the sweep; {plural(count, 'job')} of its trials are asked to save and stop")
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostics
     from xtrain.plan.plan import Counted, Plan
 
 
@@ -87,6 +88,20 @@ def run_named(text: str | Path) -> Path | None:
     return found
 
 
+def colored() -> bool:
+    """Return True if standard output shows colors."""
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+
+    return shows_color(sys.stdout)
+
+
+def report(diagnostics: "Diagnostics") -> None:
+    """Print diagnostics to standard error."""
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+
+    sys.stderr.write(diagnostics.render(color=shows_color(sys.stderr)))
+
+
 def counted(plan: "Plan") -> "Counted | None":
     """Return the counted rows of the plan's data; None if they are not in the cache. Imports its modules on call,
     because only plans that wait for data need them."""
@@ -122,13 +137,16 @@ class Refused(Exception):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Convert faults of the machine, the data or an earlier run into Refused."""
-    from xtrain.dsl.diagnostics.diagnostic import printable
-    from xtrain.runtime.base.data_errors import DataError
-    from xtrain.runtime.base.errors import EnvironmentFault
-
+    """Convert faults of the machine, the data, a saved plan or an earlier run into Refused."""
     try:
         yield
-    except (EnvironmentFault, DataError) as error:
+    except Exception as error:
+        from xtrain.dsl.diagnostics.diagnostic import printable
+        from xtrain.plan.serialise import PlanError
+        from xtrain.runtime.base.data_errors import DataError
+        from xtrain.runtime.base.errors import EnvironmentFault
+
+        if not isinstance(error, EnvironmentFault | DataError | PlanError):
+            raise
         lines = f"error[{error.code}]: {error}".split("\n")
         raise Refused(3, "\n".join(map(printable, lines))) from None

@@ -5,9 +5,12 @@ import sys
 import threading
 from pathlib import Path
 
+from xtrain.cli.verb import Refused
 from xtrain.records.names import EVENTS_FILE, METRICS_FILE
 from xtrain.text.printing import drawn_on
 
+HELP = "watch a run in a dashboard, during or after training"
+DESCRIPTION = "Open the dashboard of a run: its numbers next to its plan, ranks, events, and other runs."
 EPILOG = """\
 RUN is a run's directory, the beginning of its name, or a lineage or root of runs; without it the newest below runs/.
 The dashboard only reads files: closing it never touches training. Its keys are shown with ?.
@@ -24,17 +27,10 @@ is no terminal; 3 no such run; 4 the run is gone and has not said how it ended (
 VIEWS = ("tui", "plain", "json")
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the verb to the `xtrain` command."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
     from xtrain.tui.board.terminal import SCREENS
 
-    parser = subparsers.add_parser(
-        "watch",
-        help="watch a run in a dashboard, during or after training",
-        description="Open the dashboard of a run: its numbers next to its plan, ranks, events, and other runs.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
     parser.add_argument("path", metavar="RUN", nargs="?", help="a run, or a lineage or root of runs (default: runs)")
     parser.add_argument("--screen", choices=tuple(SCREENS), default="", help="first screen")
     parser.add_argument(
@@ -43,7 +39,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--ui", choices=VIEWS, default="tui", help="plain and json write lines instead, as `xtrain run` does"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,20 +53,16 @@ def run(arguments: argparse.Namespace) -> int:
 
         why = not_begun(Path(arguments.path or ROOT))
         hint = "`xtrain run SPEC` starts one, and `xtrain runs` lists waiting jobs"
-        print(f"xtrain watch: {why or f'{error}; {hint}'}", file=sys.stderr)
-        return 3
+        raise Refused(3, f"xtrain watch: {why or f'{error}; {hint}'}") from None
     for name in (EVENTS_FILE, METRICS_FILE):
         if (directory / name).exists() and not (directory / name).is_file():
-            print(f"xtrain watch: {directory / name} is not a regular file, so it is not read", file=sys.stderr)
-            return 3
+            raise Refused(3, f"xtrain watch: {directory / name} is not a regular file, so it is not read")
     if arguments.ui != "tui":
         return _follow(directory, arguments.ui)
     if reason := why_not():
-        print(
-            f"xtrain watch: a dashboard cannot be drawn here: {reason}; --ui plain and --ui json write lines instead",
-            file=sys.stderr,
+        raise Refused(
+            2, f"xtrain watch: a dashboard cannot be drawn here: {reason}; --ui plain and --ui json write lines instead"
         )
-        return 2
     from xtrain.tui.board.opening import open_board
 
     first = "compare" if others and not arguments.screen else arguments.screen

@@ -3,13 +3,12 @@
 import argparse
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from rooms import ROOMS
 
-from xtrain.cli.main import VERBS
+from xtrain.cli.main import VERBS, make_parser
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("specs/*.xtrain"))]
@@ -32,9 +31,7 @@ def commands(path: Path) -> Iterator[list[str]]:
 
 
 def options(verb: str) -> set[str]:
-    parser = argparse.ArgumentParser()
-    import_module(f"xtrain.cli.{verb.replace('-', '_')}").add_parser(parser.add_subparsers())
-    found, todo = set(), [parser]
+    found, todo = set(), [make_parser((verb,))]
     while todo:
         for action in todo.pop()._actions:
             found |= set(action.option_strings)

@@ -1,6 +1,5 @@
 """`xtrain check`, `fmt` and `explain` as a user calls them; and what they do not import."""
 
-import argparse
 import json
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.cli import check, explain, fmt
+from xtrain.cli.main import main
 
 DATA = Path(__file__).parent / "data"
 
@@ -18,10 +18,7 @@ def call(capsys):
     """Run a verb: exit status, standard output, standard error."""
 
     def run(verb, *arguments):
-        parser = argparse.ArgumentParser()
-        verb.add_parser(parser.add_subparsers())
-        parsed = parser.parse_args([verb.__name__.rpartition(".")[2], *arguments])
-        status = parsed.run(parsed)
+        status = main([verb.__name__.rpartition(".")[2], *arguments])
         return (status, *capsys.readouterr())
 
     return run
