@@ -4,44 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from xtrain.records.lines import Event, UnknownEvent, doc, in_words, kind_of, objects_since, one_of, read
+from xtrain.records import training_events
+from xtrain.records.lines import Event, UnknownEvent, doc, event_types, in_words, objects_since, one_of, read
 from xtrain.records.names import ControlState
-from xtrain.records.training_events import START_EVENTS, STEP_EVENTS
-
-
-class SignalEvent(Event, tag="signal"):
-    """all ranks have agreed to act on a signal, or it came before there was anything to save"""
-
-    name: Annotated[str, doc("`sigterm`, `sigint` or `sigusr1`")]
-    reason: Annotated[str, in_words("how many ranks got it, or which process")]
-
-
-class StopEvent(Event, tag="stop"):
-    """all ranks have agreed to stop"""
-
-    name: Annotated[str, doc("`time_limit`, `stop_at`, `stop_file`, or the alert that it is because of")]
-    reason: Annotated[str, in_words()]
-
-
-class ControlEvent(Event, tag="control"):
-    """a command to the run was accepted, executed, or refused"""
-
-    id: Annotated[str, doc("name of the command's file")]
-    command: Annotated[str, doc("as in the file")]
-    state: Annotated[str, doc(one_of(ControlState))]
-    detail: Annotated[str, in_words()]
-
-
-class PausedEvent(Event, tag="paused"):
-    """a paused run continues or stops"""
-
-    seconds: Annotated[float | None, doc("that it was paused", "s")]
-
-
-class RequeueEvent(Event, tag="requeue"):
-    """Slurm was asked to start the job again"""
-
-    job: Annotated[str, doc("its number")]
 
 
 class AlertEvent(Event, tag="alert"):
@@ -70,6 +35,41 @@ class WarningEvent(Event, tag="warning"):
 
     message: Annotated[str, in_words()]
     code: Annotated[str, doc("of a diagnostic, if there is one")] = ""
+
+
+class ControlEvent(Event, tag="control"):
+    """a command to the run was accepted, executed, or refused"""
+
+    id: Annotated[str, doc("name of the command's file")]
+    command: Annotated[str, doc("as in the file")]
+    state: Annotated[str, doc(one_of(ControlState))]
+    detail: Annotated[str, in_words()]
+
+
+class PausedEvent(Event, tag="paused"):
+    """a paused run continues or stops"""
+
+    seconds: Annotated[float | None, doc("that it was paused", "s")]
+
+
+class SignalEvent(Event, tag="signal"):
+    """all ranks have agreed to act on a signal, or it came before there was anything to save"""
+
+    name: Annotated[str, doc("`sigterm`, `sigint` or `sigusr1`")]
+    reason: Annotated[str, in_words("how many ranks got it, or which process")]
+
+
+class StopEvent(Event, tag="stop"):
+    """all ranks have agreed to stop"""
+
+    name: Annotated[str, doc("`time_limit`, `stop_at`, `stop_file`, or the alert that it is because of")]
+    reason: Annotated[str, in_words()]
+
+
+class RequeueEvent(Event, tag="requeue"):
+    """Slurm was asked to start the job again"""
+
+    job: Annotated[str, doc("its number")]
 
 
 class StuckEvent(Event, tag="stuck"):
@@ -145,27 +145,7 @@ class RunEndEvent(Event, tag="run_end"):
     reason: Annotated[str, in_words("why a run was stopped or interrupted, or has failed")] = ""
 
 
-RUN_EVENTS: tuple[type[Event], ...] = (
-    AlertEvent,
-    NotifyEvent,
-    WarningEvent,
-    ControlEvent,
-    PausedEvent,
-    SignalEvent,
-    StopEvent,
-    RequeueEvent,
-    StuckEvent,
-    FailureEvent,
-    RestartEvent,
-    ReplicasEvent,
-    ReplicaGroupEvent,
-    RunEndEvent,
-)
-
-
-EVENT_TYPES: Final[dict[str, type[Event]]] = {
-    kind_of(kind): kind for kind in (*START_EVENTS, *STEP_EVENTS, *RUN_EVENTS)
-}
+EVENT_TYPES: Final = {**event_types(training_events.__name__), **event_types(__name__)}
 
 
 def event_of(found: dict[str, Any]) -> Event:

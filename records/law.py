@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import cattrs
 from attrs import asdict, frozen
+from cattrs.errors import BaseValidationError
 
 from xtrain.regular_files import read_json
 
@@ -84,24 +86,11 @@ class ScalingLaw:
     def read(cls, path: Path) -> "ScalingLaw":
         """Read a law. Raises LawError, also for an unreadable file."""
         try:
-            found = read_json(path)
-            return cls(
-                metric=str(found["metric"]),
-                runs=int(found["runs"]),
-                fitted=_coefficients(found["fitted"]),
-                samples=tuple(map(_coefficients, found["samples"])),
-                parameters=(float(found["parameters"][0]), float(found["parameters"][1])),
-                tokens=(float(found["tokens"][0]), float(found["tokens"][1])),
-                error=float(found["error"]),
-            )
+            return cattrs.structure(read_json(path), cls)
         except OSError as error:
             raise LawError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, TypeError, BaseValidationError) as error:
             raise LawError(f"{path} is not a law that `xtrain fit-law --out` has written") from error
-
-
-def _coefficients(found: dict[str, float]) -> Coefficients:
-    return Coefficients(**{name: float(found[name]) for name in NAMES})
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:

@@ -76,6 +76,11 @@ def free_texts(kind: type[Record]) -> tuple[str, ...]:
     return tuple(name for name, note in notes if (note.extra or {}).get("in_words"))
 
 
+def event_types(module: str) -> dict[str, type[Event]]:
+    """Return the events of a module by name, in the order of their classes."""
+    return {kind_of(kind): kind for kind in Event.__subclasses__() if kind.__module__ == module}
+
+
 class UnknownEvent(Event, tag=""):
     """An event of another version of xtrain, or a line without a name: all its keys are in `rest`."""
 

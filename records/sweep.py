@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from attrs import define, field
 
-from xtrain.records.lines import Event, doc, objects_since, read
+from xtrain.records.lines import Event, doc, event_types, objects_since, read
 
 SWEEP_FILE: Final = "sweep.jsonl"
 SWEEP_PLAN_FILE: Final = "sweep.json"
@@ -79,18 +79,7 @@ class SweepEndEvent(Event, tag="sweep_end"):
     best: Annotated[int | None, doc("the trial with the least objective of those trained to their end")] = None
 
 
-SWEEP_EVENTS: Final[tuple[type[Event], ...]] = (
-    SweepBeginEvent,
-    TrialAskedEvent,
-    TrialStartedEvent,
-    TrialMeasuredEvent,
-    TrialDecidedEvent,
-    TrialFailedEvent,
-    SweepEndEvent,
-)
-
-
-_KINDS = {str(kind.__struct_config__.tag): kind for kind in SWEEP_EVENTS}
+_KINDS: Final = event_types(__name__)
 Status = Literal["waiting", "training", "paused", "done", "stopped early", "failed", "same"]
 
 

@@ -7,6 +7,24 @@ from msgspec import Struct, field
 from xtrain.records.lines import Event, doc, in_words
 
 
+class SetAsideEvent(Event, tag="set_aside"):
+    """the run starts from scratch, and an earlier run in its directory was moved aside; `step` is the step of the
+    earlier run's latest checkpoint; written before `run_start`"""
+
+    attempt: Annotated[str, doc("name of this start")]
+    directory: Annotated[str, doc("where the earlier run lies now")]
+    reason: Annotated[str, in_words()]
+    command: Annotated[str, doc("resumes the earlier run; empty if that has no checkpoint")]
+
+
+class ChangedEvent(Event, tag="changed"):
+    """the run was resumed with other settings, code or versions; written before `run_start`"""
+
+    attempt: Annotated[str, doc("name of this start")]
+    verdict: Annotated[str, doc("`same`, `safe`, `resharded`; empty if the earlier plan cannot be read")]
+    changes: Annotated[list[str], in_words("a short list, in words")]
+
+
 class RunStartEvent(Event, tag="run_start"):
     """an attempt begins"""
 
@@ -43,6 +61,21 @@ class DeviceEvent(Event, tag="device"):
     threads: Annotated[int | None, doc("of torch", "threads")]
     matmul: Annotated[str, doc("the effective fp32 matmul precision")]
     torch: Annotated[str, doc("version")]
+
+
+class TokeniseEvent(Event, tag="tokenise"):
+    """every ten seconds during tokenization"""
+
+    dataset: Annotated[str, doc("name")]
+    message: Annotated[str, in_words()]
+    stage: Annotated[str, doc("`files`, `tokens` or `waiting`")]
+    done: Annotated[int | None, doc("of the input, so far", "bytes")]
+    total: Annotated[int | None, doc("of the input, null if unknown", "bytes")]
+    documents: Annotated[int | None, doc("so far", "documents")]
+    tokens: Annotated[int | None, doc("so far", "tokens")]
+    bad_records: Annotated[int | None, doc("left out so far", "records")]
+    resumed: Annotated[int | None, doc("of the input that an earlier build had done", "bytes")] = field(name="kept")
+    builder: Annotated[str, doc("process that builds, while this one waits")]
 
 
 class DataEvent(Event, tag="data"):
@@ -90,31 +123,6 @@ class HorizonEvent(Event, tag="horizon"):
     ]
 
 
-class SetupDoneEvent(Event, tag="setup_done"):
-    """the first step follows"""
-
-    seconds: Annotated[float | None, doc("since `run_start`", "s")]
-    memory_bytes: Annotated[int | None, doc("the peak of set-up on the first rank", "bytes")]
-
-
-class SetAsideEvent(Event, tag="set_aside"):
-    """the run starts from scratch, and an earlier run in its directory was moved aside; `step` is the step of the
-    earlier run's latest checkpoint; written before `run_start`"""
-
-    attempt: Annotated[str, doc("name of this start")]
-    directory: Annotated[str, doc("where the earlier run lies now")]
-    reason: Annotated[str, in_words()]
-    command: Annotated[str, doc("resumes the earlier run; empty if that has no checkpoint")]
-
-
-class ChangedEvent(Event, tag="changed"):
-    """the run was resumed with other settings, code or versions; written before `run_start`"""
-
-    attempt: Annotated[str, doc("name of this start")]
-    verdict: Annotated[str, doc("`same`, `safe`, `resharded`; empty if the earlier plan cannot be read")]
-    changes: Annotated[list[str], in_words("a short list, in words")]
-
-
 class ResumedEvent(Event, tag="resumed"):
     """a checkpoint was loaded; `step` is the step at which the run resumes"""
 
@@ -124,14 +132,6 @@ class ResumedEvent(Event, tag="resumed"):
         dict[str, str],
         doc("what became of each group of the state, see [checkpoints.md](checkpoints.md#what-a-full-state-is)"),
     ]
-
-
-class PretrainedEvent(Event, tag="pretrained"):
-    """weights of another run were loaded"""
-
-    path: Annotated[str, doc("of the checkpoint")]
-    of_step: Annotated[int | None, doc("that it was saved at", "steps")]
-    weights: Annotated[str, doc("`trained` or `averaged`")]
 
 
 class WeightsEvent(Event, tag="weights"):
@@ -148,19 +148,12 @@ class WeightsEvent(Event, tag="weights"):
     )
 
 
-class TokeniseEvent(Event, tag="tokenise"):
-    """every ten seconds during tokenization"""
+class PretrainedEvent(Event, tag="pretrained"):
+    """weights of another run were loaded"""
 
-    dataset: Annotated[str, doc("name")]
-    message: Annotated[str, in_words()]
-    stage: Annotated[str, doc("`files`, `tokens` or `waiting`")]
-    done: Annotated[int | None, doc("of the input, so far", "bytes")]
-    total: Annotated[int | None, doc("of the input, null if unknown", "bytes")]
-    documents: Annotated[int | None, doc("so far", "documents")]
-    tokens: Annotated[int | None, doc("so far", "tokens")]
-    bad_records: Annotated[int | None, doc("left out so far", "records")]
-    resumed: Annotated[int | None, doc("of the input that an earlier build had done", "bytes")] = field(name="kept")
-    builder: Annotated[str, doc("process that builds, while this one waits")]
+    path: Annotated[str, doc("of the checkpoint")]
+    of_step: Annotated[int | None, doc("that it was saved at", "steps")]
+    weights: Annotated[str, doc("`trained` or `averaged`")]
 
 
 class ReferenceEvent(Event, tag="reference"):
@@ -177,6 +170,13 @@ class ReferenceEvent(Event, tag="reference"):
     seconds: Annotated[float | None, doc("since the node has begun", "s")]
 
 
+class SetupDoneEvent(Event, tag="setup_done"):
+    """the first step follows"""
+
+    seconds: Annotated[float | None, doc("since `run_start`", "s")]
+    memory_bytes: Annotated[int | None, doc("the peak of set-up on the first rank", "bytes")]
+
+
 class EstimateEvent(Event, tag="estimate"):
     """once per attempt, as soon as two steps and 3 s of steps have been measured"""
 
@@ -185,25 +185,6 @@ class EstimateEvent(Event, tag="estimate"):
     first_step_seconds: Annotated[float | None, doc("of the first step, which compiles", "s")]
     steps_left: Annotated[int | None, doc("of this attempt", "steps")]
     seconds_left: Annotated[float | None, doc("until this attempt ends, without evaluations and saves", "s")]
-
-
-START_EVENTS: tuple[type[Event], ...] = (
-    SetAsideEvent,
-    ChangedEvent,
-    RunStartEvent,
-    SetupBeginEvent,
-    SetupEvent,
-    DeviceEvent,
-    TokeniseEvent,
-    DataEvent,
-    HorizonEvent,
-    ResumedEvent,
-    WeightsEvent,
-    PretrainedEvent,
-    ReferenceEvent,
-    SetupDoneEvent,
-    EstimateEvent,
-)
 
 
 class PhaseEvent(Event, tag="phase"):
@@ -277,6 +258,19 @@ class CheckpointEvent(Event, tag="checkpoint"):
     best: Annotated[dict[str, float] | None, doc("metric → value, if it is the best so far")] = None
 
 
+class BestEvent(Event, tag="best"):
+    """a checkpoint that was saved before it was measured in the same step is the best so far"""
+
+    path: Annotated[str, doc("of the checkpoint")]
+    best: Annotated[dict[str, float], doc("metric → value")]
+
+
+class PrunedEvent(Event, tag="pruned"):
+    """a resumed run has removed checkpoints of earlier attempts beyond `checkpoint.keep`"""
+
+    checkpoints: Annotated[list[str], doc("names of those that were removed")]
+
+
 class ModelEvent(Event, tag="model"):
     """the weights alone are saved and `model` names them"""
 
@@ -297,19 +291,6 @@ class ExportEvent(Event, tag="export"):
     formats: Annotated[dict[str, int], doc("number format → weights that are written in it", "bytes")]
     bytes: Annotated[int | None, doc("of all weights", "bytes")]
     seconds: Annotated[float | None, doc("it took", "s")]
-
-
-class BestEvent(Event, tag="best"):
-    """a checkpoint that was saved before it was measured in the same step is the best so far"""
-
-    path: Annotated[str, doc("of the checkpoint")]
-    best: Annotated[dict[str, float], doc("metric → value")]
-
-
-class PrunedEvent(Event, tag="pruned"):
-    """a resumed run has removed checkpoints of earlier attempts beyond `checkpoint.keep`"""
-
-    checkpoints: Annotated[list[str], doc("names of those that were removed")]
 
 
 class HealthEvent(Event, tag="health"):
@@ -387,22 +368,3 @@ class RollbackEvent(Event, tag="rollback"):
     of: Annotated[int | None, doc("at most", "times")]
     rows_left_out: Annotated[int | None, doc("that the run will not see", "rows")]
     seconds: Annotated[float | None, doc("it took", "s")]
-
-
-STEP_EVENTS: tuple[type[Event], ...] = (
-    PhaseEvent,
-    EvalEvent,
-    GenerateEvent,
-    CheckpointEvent,
-    BestEvent,
-    PrunedEvent,
-    ModelEvent,
-    ExportEvent,
-    HealthEvent,
-    LrSweepEvent,
-    ProfileEvent,
-    MemorySnapshotEvent,
-    SkippedEvent,
-    NonFiniteEvent,
-    RollbackEvent,
-)
