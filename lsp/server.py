@@ -18,7 +18,7 @@ from xtrain.lsp.analysis import Analysis, all_corrections, corrections, symbols
 from xtrain.lsp.completion import complete
 from xtrain.lsp.hover import hints, hover
 from xtrain.lsp.names import KINDS, RENAMED, RenameRefused, colored, definitions, occurrence_at, references, rename
-from xtrain.lsp.spec_server import QUIET, Positions, SpecServer, at
+from xtrain.lsp.spec_server import QUIET, Positions, SpecServer
 
 _COMPLETION_KINDS: Final = {
     "block": t.CompletionItemKind.Class,
@@ -90,7 +90,7 @@ def _reading(server: SpecServer) -> None:
             return None
         analysis, path, source = found
         plan = await server.plan(analysis)
-        text = hover(analysis, path, server.positions.offset(source, at(params.position)), plan)
+        text = hover(analysis, path, server.positions.offset(source, params.position), plan)
         if text is None:
             return None
         return t.Hover(t.MarkupContent(t.MarkupKind.Markdown, text.text), server.range(text.span))
@@ -102,14 +102,10 @@ def _reading(server: SpecServer) -> None:
             return []
         analysis, path, source = found
         await server.plan(analysis, quiet=QUIET)
-        first, last = (server.positions.offset(source, at(each)) for each in (params.range.start, params.range.end))
+        first, last = (server.positions.offset(source, each) for each in (params.range.start, params.range.end))
         shown = [each for each in hints(analysis, path) if first <= each.at <= last]
         return [
-            t.InlayHint(
-                position=t.Position(*server.positions.position(source, each.at)),
-                label=each.text,
-                tooltip=each.why or None,
-            )
+            t.InlayHint(server.positions.position(source, each.at), each.text, tooltip=each.why or None)
             for each in shown
         ]
 
@@ -139,14 +135,9 @@ def _reading(server: SpecServer) -> None:
         for each in colored(analysis, path):
             start, end = (server.positions.position(source, offset) for offset in (each.start, each.end))
             ahead = start.character - (character if start.line == line else 0)
-            data += [
-                start.line - line,
-                ahead,
-                end.character - start.character,
-                KINDS.index(each.kind),
-                int(each.defines),
-            ]
-            line, character = start
+            width, kind = end.character - start.character, KINDS.index(each.kind)
+            data += [start.line - line, ahead, width, kind, int(each.defines)]
+            line, character = start.line, start.character
         return t.SemanticTokens(data)
 
 
@@ -155,7 +146,7 @@ def _places(server: SpecServer, params: Any, find: Callable[[Analysis, str, int]
     if found is None:
         return []
     analysis, path, source = found
-    return [server.location(s) for s in find(analysis, path, server.positions.offset(source, at(params.position)))]
+    return [server.location(s) for s in find(analysis, path, server.positions.offset(source, params.position))]
 
 
 def _writing(server: SpecServer) -> None:
@@ -167,7 +158,7 @@ def _writing(server: SpecServer) -> None:
         if found is None:
             return t.CompletionList(False, [])
         analysis, path, source = found
-        offset = server.positions.offset(source, at(params.position))
+        offset = server.positions.offset(source, params.position)
         items = [
             t.CompletionItem(
                 label=each.label,
@@ -187,7 +178,7 @@ def _writing(server: SpecServer) -> None:
         if found is None:
             return None
         analysis, path, source = found
-        named = occurrence_at(analysis, path, server.positions.offset(source, at(params.position)))
+        named = occurrence_at(analysis, path, server.positions.offset(source, params.position))
         return server.range(named.span) if named is not None and named.kind in RENAMED else None
 
     @server.feature(t.TEXT_DOCUMENT_RENAME, t.RenameOptions(prepare_provider=True))
@@ -196,7 +187,7 @@ def _writing(server: SpecServer) -> None:
         if found is None:
             return None
         analysis, path, source = found
-        offset = server.positions.offset(source, at(params.position))
+        offset = server.positions.offset(source, params.position)
         try:
             return server.edit(rename(analysis, path, offset, params.new_name))
         except RenameRefused as refused:
@@ -211,7 +202,7 @@ def _writing(server: SpecServer) -> None:
         if found is None:
             return []
         analysis, path, source = found
-        start, end = (server.positions.offset(source, at(each)) for each in (params.range.start, params.range.end))
+        start, end = (server.positions.offset(source, each) for each in (params.range.start, params.range.end))
         only = params.context.only
         quick, every = (
             only is None or any(kind.value.startswith(each) for each in only)

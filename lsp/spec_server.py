@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from lsprotocol import types as t
 from pygls.lsp.server import LanguageServer
@@ -32,43 +32,27 @@ _UNITS: Final = {
 _LINE_END: Final = re.compile(r"\r\n|\r|\n")  # the protocol's line ends: `str.splitlines` has more
 
 
-class TextPosition(NamedTuple):
-    """A position of the protocol: line and character from 0, the character in units of the encoding."""
-
-    line: int
-    character: int
-
-
-class Extent(NamedTuple):
-    """A range from a position up to, but not including, another."""
-
-    start: TextPosition
-    end: TextPosition
-
-
 class Positions:
-    """Converts between offsets and positions. encoding: `utf-8`, `utf-16` or `utf-32`."""
+    """Converts between offsets and positions: line and character from 0, the character in units of the encoding.
+    encoding: `utf-8`, `utf-16` or `utf-32`."""
 
     def __init__(self, encoding: str = "utf-16") -> None:
         self.units = _UNITS[encoding]
 
-    def position(self, source: SourceText, offset: int) -> TextPosition:
+    def position(self, source: SourceText, offset: int) -> t.Position:
         """Return the position of an offset."""
         line, column = source.position(offset)
         start = source.line_start(line)
-        return TextPosition(line - 1, self.width(source.text[start : start + column - 1]))
+        text = source.text[start : start + column - 1]
+        return t.Position(line - 1, len(text) if text.isascii() else sum(map(self.units, text)))
 
-    def extent(self, span: Span) -> Extent:
-        """Return the extent of a span."""
-        return Extent(self.position(span.source, span.start), self.position(span.source, span.end))
+    def extent(self, span: Span) -> t.Range:
+        """Return the range of a span."""
+        return t.Range(self.position(span.source, span.start), self.position(span.source, span.end))
 
-    def width(self, text: str) -> int:
-        """Return the width of a text in protocol units."""
-        return len(text) if text.isascii() else sum(map(self.units, text))
-
-    def offset(self, source: SourceText, position: tuple[int, int]) -> int:
+    def offset(self, source: SourceText, position: t.Position) -> int:
         """Return the offset of a position; past the end of a line or of the text, that end."""
-        line, character = position
+        line, character = position.line, position.character
         if line >= source.position(len(source.text))[0]:
             return len(source.text)
         text = source.line(line + 1)
@@ -78,15 +62,15 @@ class Positions:
             column += 1
         return source.line_start(line + 1) + column
 
-    def replaced(self, text: str, start: tuple[int, int], end: tuple[int, int], new: str) -> str:
-        """Return the text with `new` instead of the text between two positions; line ends may be of any kind."""
+    def replaced(self, text: str, extent: t.Range, new: str) -> str:
+        """Return the text with `new` instead of the text in a range; line ends may be of any kind."""
         ends = [(match.start(), match.end()) for match in _LINE_END.finditer(text)]
-        first, last = (self._place(text, ends, each) for each in (start, end))
+        first, last = (self._place(text, ends, each) for each in (extent.start, extent.end))
         return text[:first] + new + text[max(first, last) :]
 
-    def _place(self, text: str, ends: list[tuple[int, int]], position: tuple[int, int]) -> int:
+    def _place(self, text: str, ends: list[tuple[int, int]], position: t.Position) -> int:
         """Return the offset of a position. ends: for each line but the last, its end and the start of the next line."""
-        line, character = position
+        line, character = position.line, position.character
         if line > len(ends):
             return len(text)
         place = ends[line - 1][1] if line else 0
@@ -148,8 +132,7 @@ class SpecServer(LanguageServer):
             return
         for change in changes:
             if isinstance(change, t.TextDocumentContentChangePartial):
-                start, end = at(change.range.start), at(change.range.end)
-                text = self.positions.replaced(text, start, end, change.text)
+                text = self.positions.replaced(text, change.range, change.text)
             else:
                 text = change.text
         self._take(uri, version, text)
@@ -221,7 +204,7 @@ class SpecServer(LanguageServer):
     # Answers ----------------------------------------------------------------------------------------------------------
 
     def range(self, span: Span) -> t.Range:
-        return _range(self.positions.extent(span))
+        return self.positions.extent(span)
 
     def location(self, span: Span) -> t.Location:
         return t.Location(self.uri(span.source.path), self.range(span))
@@ -286,11 +269,3 @@ def _of_files(found: dict[str, dict[str, list[Diagnostic]]]) -> dict[str, list[D
             known = merged.setdefault(path, [])
             known += [each for each in diagnostics if each not in known]
     return merged
-
-
-def _range(extent: Extent) -> t.Range:
-    return t.Range(t.Position(*extent.start), t.Position(*extent.end))
-
-
-def at(position: t.Position) -> TextPosition:
-    return TextPosition(position.line, position.character)

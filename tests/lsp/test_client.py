@@ -60,11 +60,12 @@ def test_there_are_forty_documents_and_some_are_broken():
     assert sum(check_from_spec(path, (), {str(path): text}).has_errors for path, text in DOCUMENTS.values()) >= 20
 
 
+def corners(extent: t.Range) -> tuple[int, int, int, int]:
+    return extent.start.line, extent.start.character, extent.end.line, extent.end.character
+
+
 def brief(found: list[t.Diagnostic]) -> list[tuple[str, int, int, int, int]]:
-    return [
-        (str(d.code), d.range.start.line, d.range.start.character, d.range.end.line, d.range.end.character)
-        for d in found
-    ]
+    return [(str(d.code), *corners(d.range)) for d in found]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +81,7 @@ def test_a_document_has_the_diagnostics_of_check_and_every_question_an_answer(ed
         if each.span is None:
             wanted.append((each.code, 0, 0, 0, 0))
         elif each.span.source.path == str(path):
-            begin, end = positions.extent(each.span)
-            wanted.append((each.code, *begin, *end))
+            wanted.append((each.code, *corners(positions.extent(each.span))))
     assert brief(found) == wanted
     for each in found:
         assert each.source == "xtrain" and each.code_description and each.message
@@ -91,9 +91,10 @@ def test_a_document_has_the_diagnostics_of_check_and_every_question_an_answer(ed
     source = SourceText(str(path), text)
     words = [match.start() for match in re.finditer(r"\w+", text)]
     for offset in (words[len(words) // 2], len(text)):
-        place = positions.position(source, offset)
+        found = positions.position(source, offset)
+        place = found.line, found.character
         completions = editor.ask("completion", uri, place)
-        assert all(item.text_edit.range.start.line == place.line for item in completions.items)
+        assert all(item.text_edit.range.start.line == place[0] for item in completions.items)
         for what in ("hover", "prepare_rename"):
             editor.ask(what, uri, place)
         assert all(isinstance(each, t.Location) for each in editor.ask("definition", uri, place))
@@ -146,7 +147,7 @@ def test_lines_end_where_those_of_the_protocol_end(editor: Editor):
     text = text.replace("😀", "\x0b!").replace("n = 3", "n = 7").replace("n # ü", "m")  # defined by itself: an error
     expected = check_from_spec(str(path), (), {str(path): text})
     extents = [(d.code, Positions().extent(d.span)) for d in expected if d.span]
-    assert brief(editor.diagnostics(uri)) == [(code, *each.start, *each.end) for code, each in extents]
+    assert brief(editor.diagnostics(uri)) == [(code, *corners(each)) for code, each in extents]
     assert expected.has_errors
     editor.close(uri)
 

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lsprotocol import types as t
 
 from xtrain.cli.main import main
 from xtrain.dsl.diagnostics.diagnostic import SourceText
@@ -12,7 +13,7 @@ from xtrain.dsl.schema import blocks
 from xtrain.lsp.analysis import Analysis, OpenSpecs, all_corrections, corrections, symbols
 from xtrain.lsp.hover import FIGURES, cost, hints, hover
 from xtrain.lsp.names import KINDS, colored
-from xtrain.lsp.spec_server import Positions, TextPosition
+from xtrain.lsp.spec_server import Positions
 
 ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "specs" / "llama_8b_64gpu.xtrain"
@@ -161,8 +162,9 @@ def test_positions_count_in_the_units_of_the_editor(encoding: str):
     for offset in range(len(source.text) + 1):
         assert positions.offset(source, positions.position(source, offset)) == offset
     behind = {"utf-8": 1 + 4 + 2, "utf-16": 1 + 2 + 1, "utf-32": 3}[encoding]
-    assert positions.position(source, 3) == TextPosition(0, behind)
-    assert positions.offset(source, (0, 99)) == 3 and positions.offset(source, (9, 0)) == len(source.text)
+    assert positions.position(source, 3) == t.Position(0, behind)
+    assert positions.offset(source, t.Position(0, 99)) == 3
+    assert positions.offset(source, t.Position(9, 0)) == len(source.text)
 
 
 def test_without_pygls_the_command_says_what_to_install(
