@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 import numpy as np
 from attrs import field, frozen
+from msgspec import Struct
 
 Array = np.ndarray
 
@@ -89,9 +90,8 @@ class Capabilities:
 # what it is asked for -------------------------------------------------------------------------------------------------
 
 
-@frozen(kw_only=True)
-class AdapterSettings:
-    """The adapter of a new model. seed: of its initial values. Other fields: which matrices have one."""
+class AdapterSettings(Struct, frozen=True, kw_only=True):
+    """The adapter of a model. seed: of its initial values. Other fields: which matrices have one."""
 
     rank: int
     seed: int

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from xtrain.server.engine_interface import UserError
+from xtrain.server.engine_interface import AdapterSettings, UserError
 from xtrain.server.json_wire import (
     MOST_SEQ,
     NAME,
@@ -24,7 +24,7 @@ from xtrain.server.json_wire import (
     read_json,
 )
 from xtrain.server.models_in_memory import ModelDamaged, ModelsInMemory, new_name
-from xtrain.server.state import Accepted, AdapterEntry, Change, Done, ModelEntry, QueuedWork, SamplerEntry, SavedEntry
+from xtrain.server.state import Accepted, Change, Done, ModelEntry, QueuedWork, SamplerEntry, SavedEntry
 
 JSON = "application/json"
 
@@ -236,7 +236,7 @@ def _check_optimizer(config: OptimizerKind) -> None:
         raise UserError(f"optimizer_config.type {config.type[:80]!r} is not offered; offered: adamw")
 
 
-def _adapter(config: LoraConfig | None, drawn: int, memory: ModelsInMemory) -> AdapterEntry | None:
+def _adapter(config: LoraConfig | None, drawn: int, memory: ModelsInMemory) -> AdapterSettings | None:
     most = memory.capabilities.rank
     if memory.capabilities.whole:
         if config is not None:
@@ -253,14 +253,14 @@ def _adapter(config: LoraConfig | None, drawn: int, memory: ModelsInMemory) -> A
     if not any(chosen.values()):
         have = ", ".join(f"train_{kind}" for kind in asked if kind in offered)
         raise UserError(f"lora_config leaves nothing to train; available here: {have}")
-    return AdapterEntry(rank=config.rank, seed=drawn if config.seed is None else config.seed, **chosen)
+    return AdapterSettings(rank=config.rank, seed=drawn if config.seed is None else config.seed, **chosen)
 
 
-def _shape(adapter: AdapterEntry | None) -> object:
+def _shape(adapter: AdapterSettings | None) -> object:
     return None if adapter is None else (adapter.rank, adapter.attn, adapter.mlp, adapter.unembed)
 
 
-def _new_model(work: QueuedWork, base: str, adapter: AdapterEntry | None, memory: ModelsInMemory) -> ModelEntry:
+def _new_model(work: QueuedWork, base: str, adapter: AdapterSettings | None, memory: ModelsInMemory) -> ModelEntry:
     request: CreateModel | LoadWeights = work.request
     entry = work.entry
     if memory.capabilities.whole and memory.claims():
@@ -271,7 +271,7 @@ def _new_model(work: QueuedWork, base: str, adapter: AdapterEntry | None, memory
 
 def _create(model: ModelEntry, memory: ModelsInMemory) -> None:
     memory.make_room()
-    memory.engine.create_model(model.id, model.adapter.settings() if model.adapter else None)
+    memory.engine.create_model(model.id, model.adapter)
     memory.used[model.id] = None
 
 

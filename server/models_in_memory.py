@@ -135,7 +135,7 @@ class ModelsInMemory:
         self.targets.pop(model.id, None)
         LOG.info("restoring %s from %s and %d requests", model.id, model.snapshot, len(state.history.get(model.id, {})))
         try:
-            self.engine.create_model(model.id, model.adapter.settings() if model.adapter else None)
+            self.engine.create_model(model.id, model.adapter)
         except UserError as error:
             raise ModelDamaged(f"there is no room for this model now: {error}") from error
         try:

@@ -16,19 +16,6 @@ FolderName = Annotated[str, Meta(pattern=r"\A[\w-]{1,64}\Z")]
 SavedPath = Annotated[str, Meta(pattern=r"\Atinker://[\w:.-]+/(?:sampler_)?weights/[A-Za-z0-9][\w.-]{0,127}\Z")]
 
 
-class AdapterEntry(Struct, frozen=True):
-    """The adapter of a model, as an engine makes it."""
-
-    rank: int
-    seed: int
-    attn: bool = True
-    mlp: bool = True
-    unembed: bool = True
-
-    def settings(self) -> AdapterSettings:
-        return AdapterSettings(rank=self.rank, seed=self.seed, attn=self.attn, mlp=self.mlp, unembed=self.unembed)
-
-
 class Session(Struct, tag=True):
     """A connected program. ended: the client ended it; its models are unloaded. heard: time of the client's last
     request, or up to half a minute earlier."""
@@ -56,7 +43,7 @@ class ModelEntry(Struct, tag=True):
     session: Id
     owner: str
     base: str
-    adapter: AdapterEntry | None
+    adapter: AdapterSettings | None
     created: float
     metadata: dict[str, str] | None = None
     next: int = 1
@@ -76,7 +63,7 @@ class SavedEntry(Struct, tag=True):
     kind: Literal["weights", "sampler_weights"]
     created: float
     base: str
-    adapter: AdapterEntry | None
+    adapter: AdapterSettings | None
     size: int
     metadata: dict[str, str] | None = None
     expires: float | None = None
@@ -349,7 +336,7 @@ def weights_info(checkpoint: SavedEntry) -> dict[str, Any]:
     return {"base_model": checkpoint.base, "optimizer_config": {"type": "adamw"}} | _adapter(adapter)
 
 
-def _adapter(adapter: AdapterEntry | None) -> dict[str, Any]:
+def _adapter(adapter: AdapterSettings | None) -> dict[str, Any]:
     if adapter is None:
         return {"is_lora": False}
     return {

@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 import torch.distributed as dist
-from attrs import asdict, evolve, frozen
+from attrs import frozen
+from msgspec.structs import asdict, replace
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -36,7 +37,8 @@ from xtrain.runtime.store.export_weights import WeightsWriter
 from xtrain.runtime.store.stored_weights import TYPES, WeightReader
 from xtrain.server.engine.messages import RankMessage
 from xtrain.server.engine.passes import Handle
-from xtrain.server.engine.slots import MOMENTS, AdapterShape, AdapterSlot, Slots, put
+from xtrain.server.engine.slots import MOMENTS, AdapterSlot, Slots, put
+from xtrain.server.engine_interface import AdapterSettings
 
 KINDS: Final = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}
 MOST: Final = 5 * 2**30  # bytes of a file
@@ -88,7 +90,7 @@ def read_model(folder: Path, arch: Architecture, specs: tuple[ParameterSpec, ...
 
 STATE: Final = "trained.json"
 TENSORS: Final = "trained.safetensors"
-WHOLE: Final = AdapterShape(rank=0, seed=0, attn=True, mlp=True, unembed=True)  # of the model itself
+WHOLE: Final = AdapterSettings(rank=0, seed=0)  # of the model itself
 NAMES: Final = {type: name for name, type in TYPES.items()}
 
 
@@ -97,7 +99,7 @@ class KeptState:
     """Stored state of an adapter. shape: of the adapter. step: number of updates. tensors: whole, by parameter, and
     `NAME/MOMENT`."""
 
-    shape: AdapterShape
+    shape: AdapterSettings
     step: int
     tensors: Mapping[str, Tensor]
 
@@ -121,10 +123,11 @@ def read_kept(folder: Path) -> KeptState:
     """Read a folder written by `keep`. Raises OSError, ValueError, KeyError, TypeError or WeightsUnreadable."""
     values = json.loads((folder / STATE).read_text())
     step = values.pop("step")
-    return KeptState(shape=AdapterShape(**values), step=step, tensors=_tensors(folder, TENSORS))
+    shape = AdapterSettings(**{"unembed": False} | values)  # older files have no `unembed`
+    return KeptState(shape=shape, step=step, tensors=_tensors(folder, TENSORS))
 
 
-def export(folder: Path, slots: Slots, shape: AdapterShape, values: Mapping[str, Tensor], base: str | None) -> None:
+def export(folder: Path, slots: Slots, shape: AdapterSettings, values: Mapping[str, Tensor], base: str | None) -> None:
     """Write a PEFT folder; for the model itself its trained parameters under our names, if `ModelFiles` cannot write
     it.
 
@@ -156,7 +159,7 @@ def read_exported(folder: Path, slots: Slots) -> tuple[int, dict[str, Tensor]]:
         return 0, dict(read_kept(folder).tensors)
     rank = int(json.loads((folder / PEFT_CONFIG).read_text())["r"])
     stored = _tensors(folder, PEFT_WEIGHTS)
-    whole = evolve(WHOLE, rank=rank)
+    whole = replace(WHOLE, rank=rank)
     specs: dict[str, ParameterSpec] = {spec.name: spec for spec in slots.trained(whole)}
     file = lay_out_adapter(slots.shaped(rank), tuple(specs.values()), lambda parameter, name: "F32")
     values: dict[str, Tensor] = {}
@@ -212,7 +215,7 @@ def open_adapter(slots: Slots) -> Handle:
         slot = slots.free()
         if slot is None:
             raise RequestRefused(f"all {len(slots.slots)} adapter slots are in use; try again when one is free")
-        slots.open(slot, AdapterShape(**message.values["shape"]))
+        slots.open(slot, AdapterSettings(**message.values["shape"]))
         slots.of_model[message.values["model"]] = slot
         return RankMessage(name=message.name)
 
@@ -291,7 +294,7 @@ def load_adapter(rank: Rank, slots: Slots) -> Handle:
     return load_state
 
 
-def _mismatch(state: KeptState, slots: Slots, shape: AdapterShape) -> str:
+def _mismatch(state: KeptState, slots: Slots, shape: AdapterSettings) -> str:
     """Say why a stored state does not fit an adapter of this shape; empty if it does. The seed does not matter."""
     for what in ("rank", "attn", "mlp", "unembed"):
         kept, own = getattr(state.shape, what), getattr(shape, what)
@@ -315,7 +318,7 @@ def _take(slot: AdapterSlot, state: KeptState, *, optimizer: bool) -> None:
                 put(moments[moment], state.tensors.get(f"{name}/{moment}"))
 
 
-def whole_values(slots: Slots, slot: AdapterSlot, shape: AdapterShape) -> dict[str, Tensor]:
+def whole_values(slots: Slots, slot: AdapterSlot, shape: AdapterSettings) -> dict[str, Tensor]:
     """Return the whole parameters of an adapter, as a run that trains it alone has them, on the first rank; possibly
     empty on others. Collective."""
     return {

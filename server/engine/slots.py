@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 from torch import Tensor, nn
 
 from xtrain.blocks.adapted import adapted_matrices, alone_name
@@ -21,20 +21,10 @@ from xtrain.runtime.nn.gradients import copies_of_parameter
 from xtrain.runtime.nn.parallelize import reshard
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.nn.weights import fill
+from xtrain.server.engine_interface import AdapterSettings
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 MOST_SAMPLED: Final = 32  # adapters whose values stay in memory after sampling
-
-
-@frozen(kw_only=True)
-class AdapterShape:
-    """Adapter that a client requested: its rank, the seed of its initial values, and the layers that have one."""
-
-    rank: int
-    seed: int
-    attn: bool
-    mlp: bool
-    unembed: bool = False
 
 
 @define(eq=False)
@@ -47,7 +37,7 @@ class AdapterSlot:
     parameters: dict[str, nn.Parameter]
     specs: dict[str, ParameterSpec]
     modules: list[nn.Module]
-    shape: AdapterShape | None = None
+    shape: AdapterSettings | None = None
     step: int = 0
     moments: dict[str, dict[str, Tensor]] = field(factory=dict)
 
@@ -148,7 +138,7 @@ class Slots:
         assert self.adapter is not None
         return evolve(self.architecture.base, adapter=self.adapter.of_rank(rank))
 
-    def trained(self, shape: AdapterShape) -> tuple[ParameterSpec, ...]:
+    def trained(self, shape: AdapterSettings) -> tuple[ParameterSpec, ...]:
         """Return the parameters of an adapter, as a run that trains it alone has them; or the trained parameters of the
         model."""
         if self.adapter is None:
@@ -156,14 +146,14 @@ class Slots:
         adapter_specs = (spec for spec in parameters(self.shaped(shape.rank)) if spec.adapter)
         return tuple(spec for spec in adapter_specs if self.has(spec.name, shape))
 
-    def has(self, name: str, shape: AdapterShape) -> bool:
+    def has(self, name: str, shape: AdapterSettings) -> bool:
         """Return True if an adapter of this shape has the slot's parameter."""
         if self.specs[name].adapter == self.architecture.head_parameter.name:
             return shape.unembed
         return shape.attn if name in self.attends else shape.mlp
 
     @torch.no_grad()
-    def open(self, slot: AdapterSlot, shape: AdapterShape) -> None:
+    def open(self, slot: AdapterSlot, shape: AdapterSettings) -> None:
         """Put a new adapter into a slot, drawn from its seed as its own run draws it; or reset the model."""
         slot.clear()
         if self.adapter is None:

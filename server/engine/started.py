@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 from attrs import asdict, define, field
+from msgspec import structs
 
 from xtrain.plan.graph import SETUP, WHOLE
 from xtrain.plan.plan import Plan
@@ -87,7 +88,7 @@ class RanksEngine:
         if adapter is None and self.capabilities.rank != WHOLE:
             raise UserError("this server trains adapters, not the model itself: set a rank")
         chosen = AdapterSettings(rank=WHOLE, seed=0) if adapter is None else adapter
-        self._ask("open", model=model, shape=asdict(chosen))
+        self._ask("open", model=model, shape=structs.asdict(chosen))
         self.models[model] = adapter
 
     def remove_model(self, model: str) -> None:
@@ -168,22 +169,9 @@ def _matrices(plan: Plan) -> frozenset[str]:
 
 
 def _values(request: SampleRequest) -> dict[str, Any]:
-    return {
-        "id": request.id,
-        "weights": None if request.weights is None else str(request.weights.absolute()),
-        "count": request.count,
-        "most": request.most,
-        "temperature": request.temperature,
-        "top_k": request.top_k,
-        "top_p": request.top_p,
-        "seed": request.seed,
-        "stop_tokens": sorted(request.stop_tokens),
-        "stop_texts": list(request.stop_texts),
-        "stop_at_end": request.stop_at_end,
-        "prompt_logprobs": request.prompt_logprobs,
-        "prompt_top": request.prompt_top,
-        "sample_top": request.sample_top,
-    }
+    values = asdict(request, filter=lambda attribute, value: attribute.name != "prompt")
+    weights = None if request.weights is None else str(request.weights.absolute())
+    return values | {"weights": weights, "stop_tokens": sorted(request.stop_tokens)}
 
 
 def _result(answer: RankMessage, request: SampleRequest) -> SampleResult:
