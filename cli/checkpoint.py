@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from xtrain.cli.export import file_size
 from xtrain.cli.verb import Refused, colored, number_of, run_named
+from xtrain.text.page import Page
+from xtrain.text.units import bytes_text, plural, seconds_text
 
 if TYPE_CHECKING:
     from xtrain.runtime.jobs.runs import SeenCheckpoint
@@ -147,9 +149,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(seen: "list[SeenCheckpoint]", *, verified: bool) -> None:
-    from xtrain.text.page import Page
-    from xtrain.text.units import bytes_text
-
     page = Page(color=colored())
     for folder in dict.fromkeys(each.run for each in seen):
         page.heading(folder)
@@ -177,8 +176,6 @@ def _measured(each: "SeenCheckpoint") -> str:
 
 
 def _age(each: "SeenCheckpoint") -> str:
-    from xtrain.text.units import seconds_text
-
     saved = each.state.get("time")
     return "" if saved is None else f"{seconds_text(max(time.time() - saved, 1))} ago"
 
@@ -194,9 +191,6 @@ def _contents(each: "SeenCheckpoint") -> str:
 
 
 def _show(seen: "list[SeenCheckpoint]") -> None:
-    from xtrain.text.page import Page
-    from xtrain.text.units import bytes_text, plural
-
     page = Page(color=colored())
     for each in seen:
         state: dict[str, Any] = each.state
@@ -269,8 +263,6 @@ def _prune(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace, path: Path, why: str, size: int) -> None:
-    from xtrain.text.units import bytes_text
-
     if arguments.json:
         print(json.dumps({"path": str(path), "why": why, "bytes": size, "removed": arguments.yes}))
     else:

@@ -11,8 +11,10 @@ from hashlib import blake2b
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from xtrain.cli.data_show import add_show, add_stats, show, stats
+from xtrain.cli.data_show import add_show, show, shown, stats
 from xtrain.cli.verb import Refused, add_sets, colored, number_of, say_own_code
+from xtrain.text.page import Page
+from xtrain.text.units import bytes_text, plural, seconds_text
 
 if TYPE_CHECKING:
     from xtrain.plan.plan import Node, Plan
@@ -83,7 +85,6 @@ def _stoppable() -> Iterator[None]:
 
 
 def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", arguments: argparse.Namespace) -> None:
-    from xtrain.cli.data_show import shown
     from xtrain.runtime.base.files import move_aside
     from xtrain.runtime.feed.documents import DocumentEncoder
     from xtrain.runtime.feed.prepared import build_store, cache_of, identify, packed_from, source_of
@@ -137,9 +138,6 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", ar
 
 
 def _print_identity(name: str, source: "DataSource", identity: "StoreIdentity") -> None:
-    from xtrain.text.page import Page
-    from xtrain.text.units import bytes_text, plural
-
     title, size = source.kind, source.num_bytes()
     title += f", {plural(len(source.files), 'file')}" if source.files else ""
     title += f", {bytes_text(size)}" if size else ""
@@ -159,9 +157,6 @@ def _shown(value: Any) -> str:
 
 
 def _print_result(found: dict[str, Any]) -> None:
-    from xtrain.text.page import Page
-    from xtrain.text.units import plural, seconds_text
-
     state = {"there": "was there already", "built": "built", "resumed": "resumed and completed"}[found["state"]]
     rows = " · ".join(f"{part} {count:,}" for part, count in found["rows"].items())
     files = f", from {plural(found['files'], 'file')}" if found["files"] else ""
@@ -188,16 +183,6 @@ examples:
 """
 
 
-def add_teach(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
-    """Add the view to `xtrain data`."""
-    return views.add_parser(
-        "teach",
-        help="store the most probable tokens of the teacher of `loss distill`",
-        description="Run the teacher of SPEC over its datasets, and store its most probable tokens in the cache.",
-        epilog=TEACH_EPILOG,
-    )
-
-
 def teach(plan: "Plan", arguments: argparse.Namespace) -> int:
     """Compute the teacher's outputs. Exit status: 0 complete, 2 the loss has no teacher, 130 interrupted. Raises
     DataError for unusable data or an unusable teacher."""
@@ -215,11 +200,9 @@ def teach(plan: "Plan", arguments: argparse.Namespace) -> int:
 
 
 def _teach(plan: "Plan", name: str, *, as_json: bool) -> None:
-    from xtrain.cli.data_show import shown
     from xtrain.runtime.feed.dataset_view import data_nodes, tokenizer_of
     from xtrain.runtime.feed.prepared import prepared_from
     from xtrain.runtime.sampling.teaching import Lesson
-    from xtrain.text.units import bytes_text, plural, seconds_text
 
     with shown(name) as report:
         store = prepared_from(plan, data_nodes(plan)[name], tokenizer_of(plan), progress=report).store
@@ -263,7 +246,16 @@ VIEWS = {"build": build, "show": show, "stats": stats, "teach": teach}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     views = parser.add_subparsers(title="views", metavar="VIEW", dest="view", required=True)
-    default = dict.fromkeys((add_build(views), add_stats(views), add_teach(views)), "all")
+    stats_parser = views.add_parser(
+        "stats", help="counts and lengths", description="Print counts, lengths and fill of rows."
+    )
+    teach_parser = views.add_parser(
+        "teach",
+        help="store the most probable tokens of the teacher of `loss distill`",
+        description="Run the teacher of SPEC over its datasets, and store its most probable tokens in the cache.",
+        epilog=TEACH_EPILOG,
+    )
+    default = dict.fromkeys((add_build(views), stats_parser, teach_parser), "all")
     default[add_show(views)] = "the training datasets"
     for view, datasets in default.items():
         view.add_argument("spec", metavar="SPEC", help="a spec (*.xtrain), or a saved plan (*.json)")

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from xtrain.cli.verb import colored, number_of
 from xtrain.text.flow import TextPart, flow, plain, width
+from xtrain.text.page import Page
 from xtrain.text.printing import drawn_on
 from xtrain.text.units import plural
 
 if TYPE_CHECKING:
-    from xtrain.plan.plan import Node, Plan
+    from xtrain.plan.plan import Plan
     from xtrain.plan.step_sizes import StepSizes
     from xtrain.runtime.feed.curriculum import Curriculum
     from xtrain.runtime.feed.dataset_view import DocumentSpan, Segment, SegmentInRow, ShownRow
     from xtrain.runtime.feed.packing.stored_rows import RowReader
     from xtrain.runtime.feed.prepared import PreparedDataset
     from xtrain.runtime.feed.token_store import DataProgress, Report
-    from xtrain.text.page import Page
 
     Chosen = tuple[str, RowReader, int, int | None]
     "Dataset, reader, number and place of a row to show."
@@ -76,17 +76,10 @@ def _bar(name: str) -> "Iterator[Report]":
         yield report
 
 
-def add_stats(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
-    """Add the view to `xtrain data`."""
-    return views.add_parser("stats", help="counts and lengths", description="Print counts, lengths and fill of rows.")
-
-
 def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
     """Print the statistics. Raises DataError for unusable data."""
     from xtrain.runtime.feed.dataset_view import data_nodes, epoch, sampling, statistics, tokenizer_of
     from xtrain.runtime.feed.prepared import prepared_from
-    from xtrain.text.page import Page
-    from xtrain.text.units import plural
 
     tokenizer = tokenizer_of(plan)
     page = Page(color=colored())
@@ -211,7 +204,6 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
     from xtrain.runtime.feed.curriculum import curriculum_of
     from xtrain.runtime.feed.dataset_view import data_nodes, laid_out, tokenizer_of, written_out
     from xtrain.runtime.feed.prepared import prepared_from
-    from xtrain.text.page import Page
 
     nodes, loader, tokenizer = data_nodes(plan), plan.node("setup.loader").args, tokenizer_of(plan)
     wanted = [arguments.dataset] if arguments.dataset else loader["datasets"]
@@ -240,7 +232,11 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
     color = colored()
     page = Page(color=color)
     view = _View(page, color=color, tokens=arguments.tokens, full=arguments.full)
-    own = [_link(node) for node in plan.of_kind("collate") if changes_documents(node)]
+    own = [
+        node.args.get("function") or node.op.partition(".")[2]
+        for node in plan.of_kind("collate")
+        if changes_documents(node)
+    ]
     behind = _behind(plan) if own else None
     any_row = False
     for name, reader, index, place in chosen:
@@ -259,10 +255,6 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
         view.add_legend(own)
         sys.stdout.write(str(page).lstrip("\n"))
     return 0
-
-
-def _link(node: "Node") -> str:
-    return node.args.get("function") or node.op.partition(".")[2]
 
 
 def _held_out(found: "dict[str, PreparedDataset]", most: int) -> "Iterator[Chosen]":

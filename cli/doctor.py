@@ -51,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     began = time.perf_counter()
     if arguments.spec is None:
-        return _report(_without_plan(), arguments, None, began)
+        from xtrain.runtime.inspect.doctor import examine_without_plan
+
+        return _report(examine_without_plan(), arguments, None, began)
     path = Path(arguments.spec)
     compiled = plan_from_path(path / "plan.json" if path.is_dir() else path, arguments.sets, arguments.world, counted)
     if compiled.plan is None:
@@ -60,12 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps({"diagnostics": [each.to_json() for each in compiled.diagnostics]}))
         return 2
     return _report(_with_plan(compiled.plan, arguments), arguments, compiled.plan, began)
-
-
-def _without_plan() -> "list[Unfit]":
-    from xtrain.runtime.inspect.doctor import examine_without_plan
-
-    return examine_without_plan()
 
 
 def _with_plan(plan: "Plan", arguments: argparse.Namespace) -> "list[Unfit]":
@@ -83,13 +79,16 @@ def _with_plan(plan: "Plan", arguments: argparse.Namespace) -> "list[Unfit]":
 
 
 def _report(found: "list[Unfit]", arguments: argparse.Namespace, plan: "Plan | None", began: float) -> int:
+    from xtrain.runtime.base.hosts import in_slurm_step
+
     seconds = time.perf_counter() - began
     code = 3 if any(each.stops for each in found) else 0
     # With several machines, the first machine prints the findings of all. A machine that did not reach it prints its
     # own.
     codes = {each.code for each in found}
     apart = "X716" in codes or ("X703" in codes and arguments.node is not None)
-    prints = apart or (not arguments.node and not _later_task())
+    later_task = in_slurm_step() and os.environ.get("SLURM_PROCID", "0") != "0"
+    prints = apart or not (arguments.node or later_task)
     if arguments.json:
         if prints:
             content = {"plan": plan.id if plan else None, "seconds": round(seconds, 3), "exit_code": code}
@@ -100,12 +99,6 @@ def _report(found: "list[Unfit]", arguments: argparse.Namespace, plan: "Plan | N
             print(each)
         print(f"{_looked_at(plan, arguments)}: {_counts(found)}, {seconds:.1f} s")
     return code
-
-
-def _later_task() -> bool:
-    from xtrain.runtime.base.hosts import in_slurm_step
-
-    return in_slurm_step() and os.environ.get("SLURM_PROCID", "0") != "0"
 
 
 def _looked_at(plan: "Plan | None", arguments: argparse.Namespace) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xtrain.cli.verb import RUN_HELP, run_named
+from xtrain.text.units import bytes_text, plural, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from xtrain.runtime.store.export import Exported
@@ -130,7 +131,6 @@ def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, me
 
 def progress() -> "Report":
     """Return a callback that prints progress lines on stderr, some seconds apart."""
-    from xtrain.text.units import bytes_text, rate_text
 
     begun: dict[str, float] = {}
     due = time.monotonic() + LINE_SECONDS
@@ -150,8 +150,6 @@ def progress() -> "Report":
 
 
 def print_result(exported: "Exported", seconds: float) -> None:
-    from xtrain.text.units import bytes_text, plural, seconds_text
-
     for remark in exported.remarks:
         print(f"warning: {remark}", file=sys.stderr)
     formats = " and ".join(f"{bytes_text(size)} of {name}" for name, size in exported.formats.items())

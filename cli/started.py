@@ -14,12 +14,23 @@ from typing import TYPE_CHECKING
 
 from xtrain.cli.following import Following
 from xtrain.cli.verb import Refused, refusals
+from xtrain.records.events import FailureEvent, events_since
+from xtrain.records.names import EVENTS_FILE, EndStatus
+from xtrain.runtime.base.errors import EXIT_CODES, EnvironmentFault, exit_process
+from xtrain.runtime.base.json_lines import size_of
+from xtrain.runtime.base.process import (
+    RESTART,
+    check_rank_variables,
+    is_restart,
+    launcher_id,
+    note_of_rank,
+    write_cause,
+)
+from xtrain.runtime.jobs.launch import Ended, exit_code_of, failures_in, find_failure_cause
 
 if TYPE_CHECKING:
     from xtrain.plan.plan import Plan
     from xtrain.planner.load import Compiled
-    from xtrain.records.events import FailureEvent
-    from xtrain.runtime.jobs.launch import Ended
     from xtrain.runtime.jobs.rendezvous import RendezvousHost
     from xtrain.runtime.store.run_directory import RunDirectory
 
@@ -27,8 +38,6 @@ if TYPE_CHECKING:
 def say_who() -> int | None:
     """Report settings taken from the environment before slow work starts. Return an exit code if the rank variables are
     invalid."""
-    from xtrain.runtime.base.process import check_rank_variables, note_of_rank
-
     try:
         with refusals():
             check_rank_variables()
@@ -46,8 +55,6 @@ def is_first() -> bool:
 def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[RunDirectory], None]") -> int:
     """Run the first rank. compiled: returns the plan or raises Refused. notes: reports the state of an opened
     directory."""
-    from xtrain.runtime.base.errors import exit_process
-    from xtrain.runtime.base.process import write_cause
     from xtrain.runtime.jobs.rendezvous import RendezvousHost
 
     host: RendezvousHost | None = None
@@ -73,8 +80,6 @@ def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[R
 def join() -> int:
     """Run any rank but the first. It prints nothing, as the first rank does, but writes its own records. Reports a
     missing first rank."""
-    from xtrain.runtime.base.errors import EXIT_CODES, EnvironmentFault, exit_process
-    from xtrain.runtime.base.process import write_cause
     from xtrain.runtime.jobs.rendezvous import CannotTakePart, RendezvousMember, SentAway
     from xtrain.runtime.loop.worker import run_rank
     from xtrain.runtime.observe.provenance import planned
@@ -145,7 +150,6 @@ def _check_place(plan: "Plan") -> None:
 def _opened(plan: "Plan", text: str, directory: Path | None) -> "RunDirectory":
     """Open the run directory. Decides for all ranks whether this start resumes an earlier start of the same launcher,
     because elastic agents count restarts only of their own ranks."""
-    from xtrain.runtime.base.process import RESTART, is_restart, launcher_id
     from xtrain.runtime.observe.provenance import launcher_before, read_code
     from xtrain.runtime.store.run_directory import locate, open_workspace
 
@@ -160,9 +164,6 @@ class First:
     """The first rank, which admits the others, runs, and writes the run's end."""
 
     def __init__(self, workspace: "RunDirectory", plan: "Plan", host: "RendezvousHost | None") -> None:
-        from xtrain.records.names import EVENTS_FILE
-        from xtrain.runtime.base.json_lines import size_of
-
         self._workspace, self._plan, self._host = workspace, plan, host
         self._events = workspace.directory / EVENTS_FILE
         self._begin = size_of(self._events)
@@ -170,10 +171,6 @@ class First:
         self._ending = Lock()
 
     def run(self, ui: str | None) -> int:
-        from xtrain.records.names import EndStatus
-        from xtrain.runtime.base.errors import EXIT_CODES, exit_process
-        from xtrain.runtime.base.process import RESTART
-        from xtrain.runtime.jobs.launch import Ended
         from xtrain.runtime.jobs.rendezvous import CannotTakePart
         from xtrain.runtime.loop.worker import run_rank
         from xtrain.runtime.observe.stopping import answer_at_once
@@ -200,20 +197,14 @@ class First:
 
     def _stop(self, number: int) -> None:
         """End after a signal before training, perhaps while this rank waits for missing ones. Runs in any thread."""
-        from xtrain.runtime.jobs.launch import Ended
-
         self._end_and_leave(Ended(signal=number, who="the first rank"))
 
     def _give_up(self, code: int) -> None:
-        from xtrain.runtime.jobs.launch import Ended
-
         self._end_and_leave(Ended(), code)
 
     def _end_and_leave(self, ended: "Ended", code: int | None = None) -> None:
         """End the run and the process, from any thread. A failure here must also end the process, because no other code
         would."""
-        from xtrain.runtime.base.errors import exit_process
-
         left = 1
         try:
             end = self._end(ended)
@@ -228,11 +219,6 @@ class First:
     def _end(self, ended: "Ended") -> int:
         """Write the run's end, unless a rank has; return the exit code. The first of several threads does it; the
         others wait forever, because it also ends the process."""
-        from xtrain.records.events import events_since
-        from xtrain.records.names import EndStatus
-        from xtrain.runtime.base.errors import EXIT_CODES, EnvironmentFault
-        from xtrain.runtime.base.process import write_cause
-        from xtrain.runtime.jobs.launch import exit_code_of, failures_in, find_failure_cause
         from xtrain.runtime.jobs.restarts import conclude
 
         self._ending.acquire()

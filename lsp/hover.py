@@ -37,40 +37,6 @@ from xtrain.text.units import amount_in_epochs, bytes_text, count_text, flops_te
 Figure = Callable[[Plan], str]
 
 
-def _tokens(plan: Plan) -> str:
-    return f"{count_text(plan.estimates.tokens_per_step)} tokens a step"
-
-
-def _memory(plan: Plan) -> str:
-    return f"{bytes_text(headroom(plan).worst.memory.total_bytes)} a rank"
-
-
-def _step(plan: Plan) -> str:
-    times = plan.estimates.times
-    return f"{seconds_text(times.step)} a step" if times is not None else ""
-
-
-def _parameters(plan: Plan) -> str:
-    return f"{count_text(plan.parameters.total)} parameters"
-
-
-def _flops(plan: Plan) -> str:
-    return f"{flops_text(plan.estimates.flops_per_token)} a token"
-
-
-def _states(plan: Plan) -> str:
-    return f"{bytes_text(headroom(plan).worst.memory.optimizer)} of optimizer state a rank"
-
-
-def _ranks(plan: Plan) -> str:
-    return plural(plan.mesh.world_size, "rank")
-
-
-def _traffic(plan: Plan) -> str:
-    sent = sum(each.bytes for each in headroom(plan).worst.traffic)
-    return f"{bytes_text(sent)} sent a step and rank" if sent else ""
-
-
 def _steps(plan: Plan) -> str:
     timeline = plan.timeline
     if timeline.steps is None:
@@ -83,27 +49,41 @@ def _duration(plan: Plan) -> str:
     return seconds_text(times.step * steps) if times is not None and steps is not None else ""
 
 
-def _checkpoint(plan: Plan) -> str:
-    return f"{bytes_text(plan.estimates.checkpoint_bytes)} a checkpoint"
+def _traffic(plan: Plan) -> str:
+    sent = sum(each.bytes for each in headroom(plan).worst.traffic)
+    return f"{bytes_text(sent)} sent a step and rank" if sent else ""
 
 
+FIGURES: Final[dict[str, Figure]] = {
+    "checkpoint": lambda plan: f"{bytes_text(plan.estimates.checkpoint_bytes)} a checkpoint",
+    "duration": _duration,
+    "flops": lambda plan: f"{flops_text(plan.estimates.flops_per_token)} a token",
+    "memory": lambda plan: f"{bytes_text(headroom(plan).worst.memory.total_bytes)} a rank",
+    "parameters": lambda plan: f"{count_text(plan.parameters.total)} parameters",
+    "ranks": lambda plan: plural(plan.mesh.world_size, "rank"),
+    "states": lambda plan: f"{bytes_text(headroom(plan).worst.memory.optimizer)} of optimizer state a rank",
+    "step": lambda plan: f"{seconds_text(plan.estimates.times.step)} a step" if plan.estimates.times else "",
+    "steps": _steps,
+    "tokens": lambda plan: f"{count_text(plan.estimates.tokens_per_step)} tokens a step",
+    "traffic": _traffic,
+}
 # Block → figures that its settings change.
-FIGURES: Final[dict[str, tuple[Figure, ...]]] = {
-    "experiment": (_steps, _duration),
-    "launch": (_ranks, _step),
-    "cluster": (_memory, _step),
-    "model": (_parameters, _flops, _memory, _step),
-    "adapter": (_parameters, _memory, _step),
-    "batch": (_tokens, _memory, _step),
-    "optimizer": (_states, _memory),
-    "loss": (_memory, _step),
-    "ema": (_memory,),
-    "precision": (_memory, _step),
-    "parallel": (_ranks, _memory, _traffic, _step),
-    "activation": (_memory, _flops, _step),
-    "scheduler": (_steps,),
-    "phase": (_steps,),
-    "checkpoint": (_checkpoint,),
+FIGURES_OF: Final[dict[str, tuple[str, ...]]] = {
+    "experiment": ("steps", "duration"),
+    "launch": ("ranks", "step"),
+    "cluster": ("memory", "step"),
+    "model": ("parameters", "flops", "memory", "step"),
+    "adapter": ("parameters", "memory", "step"),
+    "batch": ("tokens", "memory", "step"),
+    "optimizer": ("states", "memory"),
+    "loss": ("memory", "step"),
+    "ema": ("memory",),
+    "precision": ("memory", "step"),
+    "parallel": ("ranks", "memory", "traffic", "step"),
+    "activation": ("memory", "flops", "step"),
+    "scheduler": ("steps",),
+    "phase": ("steps",),
+    "checkpoint": ("checkpoint",),
 }
 
 
@@ -111,7 +91,7 @@ def cost(plan: Plan, block: str) -> str:
     """Return the plan's figures that this kind of block affects; empty for other blocks and for a server."""
     if plan.serves:
         return ""
-    return " · ".join(text for figure in FIGURES.get(block, ()) if (text := figure(plan)))
+    return " · ".join(text for name in FIGURES_OF.get(block, ()) if (text := FIGURES[name](plan)))
 
 
 def times(plan: Plan, tick: Tick) -> str:

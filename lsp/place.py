@@ -68,7 +68,8 @@ class Words:
 
     def at(self, offset: int) -> Token | None:
         """Return the word, number or string that touches an offset; of two, the one that begins there."""
-        touching = [t for t in self.tokens if t.start <= offset <= t.end and t.start < t.end and _is_word(t)]
+        touching = [t for t in self.tokens if t.start <= offset <= t.end and t.start < t.end]
+        touching = [t for t in touching if t.text[:1].isalnum() or t.text[:1] in ("_", '"')]
         return touching[-1] if touching else None
 
     def in_comment(self, offset: int) -> bool:
@@ -142,10 +143,6 @@ def _still_inside(source: SourceText, bracket: Bracket, rest: Sequence[Token], o
 def _indent(source: SourceText, token: Token) -> int:
     line = source.line(token.span.line)
     return len(line) - len(line.lstrip())
-
-
-def _is_word(token: Token) -> bool:
-    return token.text[:1].isalnum() or token.text[:1] in ("_", '"')
 
 
 WORDS = ("NAME", "HUB")
@@ -276,13 +273,11 @@ class Scopes:
         block = self.block_of(scope, kind)
         path = f"{scope.path}.{kind}" if scope.path else kind
         label = head[1].text if len(head) > 1 and head[1].type in (*WORDS, "STRING") else ""
-        if block is not None and label in self.parts and self._is_block_of(label, block):
-            return Scope(path, self.parts[label].component())
+        own = self.parts.get(label)
+        if block is not None and own is not None and blocks.KINDS.get(PART_KINDS[own.declared.kind].block) is block:
+            return Scope(path, own.component())
         known = registry_of(block) if block is not None else None
         return Scope(path, block, label if known is not None and label in known else "")
-
-    def _is_block_of(self, name: str, block: type) -> bool:
-        return blocks.KINDS.get(PART_KINDS[self.parts[name].declared.kind].block) is block
 
 
 def takes_datasets(setting: tuple[attrs.Attribute, Setting] | None) -> bool:

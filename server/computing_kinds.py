@@ -31,10 +31,9 @@ from xtrain.server.json_wire import (
     SampleBody,
     json_pass_result,
     json_samples,
-    read_json,
     read_json_pass,
 )
-from xtrain.server.kinds import JSON, Kind, SingleKind, fail, finish, finite, numbered, required
+from xtrain.server.kinds import JSON, Kind, SingleKind, fail, finish, finite, required
 from xtrain.server.messages import (
     MEDIA_TYPE,
     DatumRow,
@@ -168,9 +167,6 @@ class ForwardBackwardKind(Kind):
     def read(self, raw: bytes) -> ForwardBackward:
         return read_json_pass(raw) if raw.startswith(OPENS) else read_forward_backward(raw)
 
-    def address(self, request: ForwardBackward) -> tuple[str, int]:
-        return request.model_id, numbered(request.seq_id)
-
     def run(self, works: Sequence[QueuedWork], memory: ModelsInMemory) -> None:
         for group in _groups(works, memory):
             models = [work.entry.queue for work in group]
@@ -244,12 +240,7 @@ class OptimStepKind(SingleKind):
 
     name = "optim_step"
     repeated = True
-
-    def read(self, raw: bytes) -> OptimStep:
-        return read_json(raw, OptimStep)
-
-    def address(self, request: OptimStep) -> tuple[str, int]:
-        return request.model_id, numbered(request.seq_id)
+    body = OptimStep
 
     def outcome(self, work: QueuedWork, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
         memory.need(work.entry.queue)
@@ -301,9 +292,7 @@ class SampleKind(Kind):
     name = "asample"
     ordered = False
     together = 64
-
-    def read(self, raw: bytes) -> SampleBody:
-        return read_json(raw, SampleBody)
+    body = SampleBody
 
     def address(self, request: SampleBody) -> tuple[str, int]:
         if request.base_model is not None or request.model_path is not None:

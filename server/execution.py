@@ -33,16 +33,13 @@ def keep_house(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float
         _fail_late(memory, kinds, started)
         _drop_results(memory)
         _remove_expired(memory, started)
+        waiting = {work.entry.queue for work in store.state.waiting.values()}
     for id in list(memory.used):
         if id not in store.state.models:
             memory.removed(id)
-        elif not memory.live(memory.model(id).session) and not _waits(store, id):
+        elif not memory.live(memory.model(id).session) and id not in waiting:
             memory.leave(id)
     memory.remove_unused()
-
-
-def _waits(store: Store, queue: str) -> bool:
-    return any(work.entry.queue == queue for work in store.state.waiting.values())
 
 
 def _fail_late(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float) -> None:

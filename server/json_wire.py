@@ -28,6 +28,7 @@ class Refusal(Exception):
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
+LONG_VALUE: Final = re.compile(r"'[^']{81,}'")
 MOST_SEQ: Final = 2**53
 # representable in float32; with a smaller eps, parameters without a gradient would be updated by 0 / 0
 LEAST_EPS: Final = 1e-30
@@ -205,7 +206,7 @@ def read_json(raw: bytes, kind: type[R], most: int = MOST_VALUES) -> R:
         _check_fields(raw or b"{}", kind, "")
         return msgspec.json.decode(raw or b"{}", type=kind)
     except msgspec.ValidationError as error:
-        raise Refusal(422, f"the body is invalid: {_without_values(str(error))}") from None
+        raise Refusal(422, LONG_VALUE.sub("'…'", f"the body is invalid: {error}")) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Refusal(422, "the body is not a JSON object") from None
 
@@ -252,10 +253,6 @@ def _struct_in(kind: Any) -> type[Struct] | None:
 def _shown(name: str) -> str:
     """Return a client's name escaped for an answer."""
     return f"`{''.join(letter if letter.isprintable() and letter != '`' else '?' for letter in name[:80])}`"
-
-
-def _without_values(text: str) -> str:
-    return re.sub(r"'[^']{81,}'", "'…'", text)
 
 
 def plain_text(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:

@@ -8,6 +8,7 @@ from copy import copy
 from typing import Any, ClassVar, Literal
 
 import msgspec
+from msgspec import Struct
 
 from xtrain.server.engine_interface import AdapterSettings, UserError
 from xtrain.server.json_wire import (
@@ -32,22 +33,23 @@ JSON = "application/json"
 class Kind(ABC):
     """A kind of request. name: its path under /api/v1 and its name in rows. media: media types of its body.
 
-    ordered: requests of a model are executed one at a time in the order of their seq_ids. together: number of requests
-    of different models executed at a time; 1: one by one.
+    body: of its JSON. ordered: requests of a model are executed one at a time in the order of their seq_ids. together:
+    number of requests of different models executed at a time; 1: one by one.
     """
 
     name: ClassVar[str]
+    body: ClassVar[type[Struct]]
     media: ClassVar[tuple[str, ...]] = (JSON,)
     ordered: ClassVar[bool] = True
     together: ClassVar[int] = 1
 
-    @abstractmethod
     def read(self, raw: bytes) -> Any:
         """Parse a body. Raises Refusal or Malformed."""
+        return read_json(raw, self.body)
 
-    @abstractmethod
     def address(self, request: Any) -> tuple[str, int]:
         """Return the idempotency key: the model or sampler, and the seq_id; 0 creates a model. Raises Refusal."""
+        return request.model_id, numbered(request.seq_id)
 
     @abstractmethod
     def run(self, works: Sequence[QueuedWork], memory: ModelsInMemory) -> None:
@@ -156,9 +158,7 @@ class CreateModelKind(SingleKind):
     """Create a model with a new adapter, whose initial values follow from the seed."""
 
     name = "create_model"
-
-    def read(self, raw: bytes) -> CreateModel:
-        return read_json(raw, CreateModel)
+    body = CreateModel
 
     def address(self, request: CreateModel) -> tuple[str, int]:
         return model_id(request.session_id, request.model_seq_id), 0
@@ -178,9 +178,7 @@ class LoadWeightsKind(SingleKind):
     checkpoint is no longer needed."""
 
     name = "load_weights"
-
-    def read(self, raw: bytes) -> LoadWeights:
-        return read_json(raw, LoadWeights)
+    body = LoadWeights
 
     def address(self, request: LoadWeights) -> tuple[str, int]:
         if request.session_id is not None:
@@ -279,12 +277,7 @@ class SaveWeightsKind(SingleKind):
     """Save the training state by name: weights, moments and step, without an accumulated gradient."""
 
     name = "save_weights"
-
-    def read(self, raw: bytes) -> SaveWeights:
-        return read_json(raw, SaveWeights)
-
-    def address(self, request: SaveWeights) -> tuple[str, int]:
-        return request.model_id, numbered(request.seq_id)
+    body = SaveWeights
 
     def outcome(self, work: QueuedWork, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
         path = _free_path(work, "weights", memory)
@@ -299,12 +292,7 @@ class SaveForSamplerKind(SingleKind):
     """Save weights for sampling; without a name for one sampling session."""
 
     name = "save_weights_for_sampler"
-
-    def read(self, raw: bytes) -> SaveForSampler:
-        return read_json(raw, SaveForSampler)
-
-    def address(self, request: SaveForSampler) -> tuple[str, int]:
-        return request.model_id, numbered(request.seq_id)
+    body = SaveForSampler
 
     def outcome(self, work: QueuedWork, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
         request: SaveForSampler = work.request

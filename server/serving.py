@@ -47,7 +47,9 @@ def check_serving(address: Address) -> None:
     if address.certificate is not None:
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-                address.certificate, address.private_key, _no_passphrase
+                address.certificate,
+                address.private_key,
+                lambda: "",  # no prompt for a passphrase
             )
         except OSError as error:  # ssl.SSLError is one
             why = error.strerror or str(error)
@@ -66,11 +68,6 @@ def check_installed() -> None:
     """Raise CannotServe if a package is missing."""
     if (message := missing_for_server()) is not None:
         raise CannotServe(message)
-
-
-def _no_passphrase() -> str:
-    """Return an empty passphrase, to avoid a prompt on the terminal."""
-    return ""
 
 
 def serve(

@@ -329,13 +329,13 @@ def _was_to_stop(said: list[Event]) -> bool:
     return any(
         isinstance(event, SignalEvent | StopEvent)
         or (isinstance(event, FailureEvent) and event.stopping)
-        or (isinstance(event, ControlEvent) and _stops(event))
+        or (
+            isinstance(event, ControlEvent)
+            and event.command == ControlWord.STOP
+            and event.state != ControlState.REFUSED
+        )
         for event in said
     )
-
-
-def _stops(event: ControlEvent) -> bool:
-    return event.command == ControlWord.STOP and event.state != ControlState.REFUSED
 
 
 def failures_in(said: list[Event]) -> list[FailureEvent]:

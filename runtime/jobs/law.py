@@ -184,12 +184,8 @@ def measured_runs(runs: Sequence[tuple[Path, Plan]], metric: str | None) -> tupl
 
 def _shared_metric(runs: Iterable[Sequence[dict]]) -> str:
     """Return the loss that all runs measure. Raises Unfittable if there is none or several."""
-    shared = set.intersection(*({key for row in rows for key in row if _is_loss(key)} for rows in runs))
-    names = sorted(key.replace("/", ".") for key in shared)
+    shared = set.intersection(*({key for row in rows for key in row} for rows in runs))
+    names = sorted(key.replace("/", ".") for key in shared if key.startswith("eval/") and key.endswith("/loss"))
     if len(names) != 1:
         raise Unfittable(f"name a loss with --metric; all runs measure: {', '.join(names) or 'none'}")
     return names[0]
-
-
-def _is_loss(key: str) -> bool:
-    return key.startswith("eval/") and key.endswith("/loss")

@@ -257,13 +257,11 @@ class FirstNode(OneNode):
                     node.tell(leave=code)
                     told.add((node.index, node.number))
             missing = self.plan.launch["nodes"] - 1 - len(self._nodes)
-            stays = any(not node.lost and not self._has_left(node) for node in self._nodes.values())
+            there = [node for node in self._nodes.values() if not node.lost]
+            stays = any(not self.store.check([f"{place_of(node.index, node.number)}/left"]) for node in there)
             if not (missing or stays) or time.monotonic() > deadline:
                 return
             time.sleep(PAUSE)
-
-    def _has_left(self, node: _OtherNode) -> bool:
-        return self.store.check([f"{place_of(node.index, node.number)}/left"])
 
     def _index(self, rank: int) -> int:
         return rank // self.plan.launch["ranks_per_node"]

@@ -220,7 +220,8 @@ class SweepDriver:
                     if not self._going:  # no trial trains, although some were about to
                         self._end("stopped")
                     raise
-                if not self._going and self._all_ended():
+                trials = self.state.trials.values()
+                if not self._going and len(trials) == self.plan.count and all(trial.ended for trial in trials):
                     study.update(self.state)
                     return self._end("done")
             if moved:
@@ -245,9 +246,6 @@ class SweepDriver:
         self.show(event)
 
     # Points -----------------------------------------------------------------------------------------------------------
-
-    def _all_ended(self) -> bool:
-        return len(self.state.trials) == self.plan.count and all(trial.ended for trial in self.state.trials.values())
 
     def _ask(self) -> bool:
         """Write the points of further trials while slots are free; return True if there are any."""

@@ -107,7 +107,7 @@ def test_a_run_without_a_terminal_opens_no_dashboard(capsys, monkeypatch):
     # The first of ranks that another launcher has started; the others say nothing. With one there is none to send away.
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("xtrain.runtime.base.errors.exit_process", lambda code: None)
+    monkeypatch.setattr("xtrain.cli.started.exit_process", lambda code: None)
     assert main(["run", "specs/two_ranks_cpu.xtrain", "--ui", "tui"]) == 2
     assert "one rank of several" in capsys.readouterr().err
 

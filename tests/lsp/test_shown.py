@@ -11,7 +11,7 @@ from xtrain.dsl.diagnostics.diagnostic import SourceText
 from xtrain.dsl.reference.vocabulary import EVENTS
 from xtrain.dsl.schema import blocks
 from xtrain.lsp.analysis import Analysis, OpenSpecs, all_corrections, corrections, symbols
-from xtrain.lsp.hover import FIGURES, cost, hints, hover
+from xtrain.lsp.hover import FIGURES, FIGURES_OF, cost, hints, hover
 from xtrain.lsp.names import KINDS, colored
 from xtrain.lsp.spec_server import Positions
 
@@ -79,8 +79,9 @@ def test_a_mistake_has_the_page_of_its_code_and_no_plan_is_needed():
 def test_costs_are_of_blocks_that_there_are_and_none_is_empty():
     found = analysis_of(LLAMA.read_text(), str(LLAMA))
     plan = found.plan()
-    assert plan is not None and FIGURES.keys() <= blocks.KINDS.keys()
-    assert all(figure(plan) for figures in FIGURES.values() for figure in figures)
+    assert plan is not None and FIGURES_OF.keys() <= blocks.KINDS.keys()
+    assert all(figure(plan) for figure in FIGURES.values())
+    assert FIGURES.keys() == {name for names in FIGURES_OF.values() for name in names}
 
 
 # 8.03B parameters on 64 ranks: two moments 8.03B · 8 / 64, a checkpoint 8.03B · 12; a step 512 · 8,192 tokens; the

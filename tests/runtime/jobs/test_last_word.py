@@ -28,7 +28,7 @@ from xtrain.runtime.jobs.rendezvous import CannotTakePart, RendezvousHost, Rende
 def left(tmp_path, monkeypatch) -> list[int]:
     """With which codes this process would have ended; a rank of three that know no place to meet."""
     codes: list[int] = []
-    monkeypatch.setattr("xtrain.runtime.base.errors.exit_process", codes.append)
+    monkeypatch.setattr(started, "exit_process", codes.append)
     monkeypatch.setattr("xtrain.runtime.observe.stopping.end_at_once", lambda: None)
     monkeypatch.delenv("MASTER_PORT", raising=False)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
