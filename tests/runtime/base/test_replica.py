@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from one_rank import one_rank
 
 from xtrain.components.stacks.torchft import BUCKET, bucket_sizes
 from xtrain.components.stacks.torchft_quorum_torch import buckets_of
@@ -49,14 +50,11 @@ def group(index: int, *, leads: bool) -> ReplicaGroup:
 def rank_of(plan: Plan, number: int) -> Rank:
     """A rank of all, as its group sees it."""
     mesh, place = plan_of_group(plan).mesh, number % 2
-    return Rank(
-        rank=place,
-        local_rank=place,
+    return one_rank(
+        place,
         world_size=2,
         data_rank=mesh.data_rank(place),
         data_ranks=mesh.data_ranks,
-        device=torch.device("cpu"),
-        pipeline_ranks=1,
         coordinates=mesh.coordinates(place),
         replica=group(number // 2, leads=number < 2),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from one_rank import one_rank
 from projects import Project
 from ranks import on_ranks
 
@@ -16,7 +17,6 @@ from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.packings.sequential_run import pack as pack_sequential
 from xtrain.plan.arithmetic import Arithmetic
-from xtrain.plan.mesh import AXES
 from xtrain.plan.plan import PlanPhase, Timeline
 from xtrain.plan.step_sizes import StepSizes
 from xtrain.plan.timeline import counted_timeline
@@ -40,16 +40,7 @@ from xtrain.runtime.observe.records import Records
 
 
 def rank_of(number: int, world: int, local: int) -> Rank:
-    return Rank(
-        rank=number,
-        local_rank=local,
-        world_size=world,
-        data_rank=0,
-        data_ranks=1,
-        device=torch.device("cpu"),
-        pipeline_ranks=1,
-        coordinates=dict.fromkeys(AXES, 0),
-    )
+    return one_rank(number, local_rank=local, world_size=world)
 
 
 def test_alone_there_is_nobody_to_wait_for():

@@ -18,16 +18,15 @@ from attrs import evolve, fields
 from examples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
+from one_rank import one_rank
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.plan.arithmetic import arithmetic_of
 from xtrain.plan.learning_rate import learning_rate
-from xtrain.plan.mesh import AXES
 from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.data_errors import DataError
 from xtrain.runtime.base.errors import EnvironmentFault
-from xtrain.runtime.base.state import Rank
 from xtrain.runtime.feed import reading_ahead as reading_processes
 from xtrain.runtime.feed.collate import Stage
 from xtrain.runtime.feed.curriculum import TrainingRows, curriculum_of
@@ -62,16 +61,7 @@ scheduler constant {{}}
 batch {{ sequence = 32, micro = 2, rows = 4 }}
 workspace {{ root = "{folder}/runs" }}
 """
-RANK = Rank(
-    rank=0,
-    local_rank=0,
-    world_size=1,
-    data_rank=0,
-    data_ranks=1,
-    device=torch.device("cpu"),
-    pipeline_ranks=1,
-    coordinates=dict.fromkeys(AXES, 0),
-)
+RANK = one_rank()
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from one_rank import one_rank
 from torch import nn
 
 from xtrain.plan.estimates import Memory
-from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.base.state import Progress
 from xtrain.runtime.inspect import memory_snapshot as module
 from xtrain.runtime.inspect.memory_snapshot import Snapshot
 from xtrain.runtime.loop.memory_report import CATEGORIES, memory_by_category
@@ -82,16 +83,7 @@ class Run:
     def __init__(self, folder: Path, device: torch.device = CPU) -> None:
         self.records, self.progress = Records.open(folder, 0), Progress(step=20)
         self.model, self.optimizer = trained(device)
-        self.rank = Rank(
-            rank=0,
-            local_rank=0,
-            world_size=1,
-            data_rank=0,
-            data_ranks=1,
-            device=device,
-            pipeline_ranks=1,
-            coordinates={"pp": 0, "tp": 0},
-        )
+        self.rank = one_rank(device=device)
 
     def snapshot(self, history: int = 0) -> Snapshot:
         return Snapshot(

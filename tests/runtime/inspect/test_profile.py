@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import evolve
+from one_rank import one_rank
 
-from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.base.state import Progress
 from xtrain.runtime.inspect import profile as module
 from xtrain.runtime.inspect.profile import Profile, Subject
 from xtrain.runtime.inspect.profile_summary import ProfileRecorder
@@ -22,16 +23,7 @@ class Run:
     def __init__(self, folder: Path, *, number: int = 0) -> None:
         self.records = Records.open(folder, number)
         self.progress, self.beat, self.under_way = Progress(), HeartbeatWriter(), UnderWay()
-        self.rank = Rank(
-            rank=number,
-            local_rank=number,
-            world_size=1,
-            data_rank=0,
-            data_ranks=1,
-            device=torch.device("cpu"),
-            pipeline_ranks=1,
-            coordinates={"pp": 0, "tp": 0},
-        )
+        self.rank = one_rank(number)
         self.answers: list[tuple[bool, str]] = []
 
     def steps(self, number: int) -> None:

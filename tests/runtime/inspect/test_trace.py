@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from attrs import evolve
+from one_rank import one_rank
 from topologies import BY_NAME, SCHEDULES, TOPOLOGIES, Topology
 from traces import calls, is_as_planned, plan_of
 
 from xtrain import components
 from xtrain.planner.load import plan_from_path
 from xtrain.runtime.base.ops import OPS, load_ops, op_of
-from xtrain.runtime.base.state import Rank
 from xtrain.runtime.inspect import trace
 from xtrain.runtime.inspect import trace as program
 from xtrain.runtime.inspect.trace import full_rows, trace_plan
@@ -150,16 +150,7 @@ def test_activations_are_what_autograd_keeps_in_a_real_forward(alone):
     """The forward of the same model with values, whose saved tensors are counted by their storages."""
     plan, traced = alone()
     load_ops()
-    rank = Rank(
-        rank=0,
-        local_rank=0,
-        world_size=1,
-        data_rank=0,
-        data_ranks=1,
-        device=torch.device("cpu"),
-        pipeline_ranks=1,
-        coordinates=plan.mesh.coordinates(0),
-    )
+    rank = one_rank(coordinates=plan.mesh.coordinates(0))
     resources = {"plan": plan, "rank": rank}
     for node in topological(plan):
         if node.op in ("setup.build_model", "setup.weights"):

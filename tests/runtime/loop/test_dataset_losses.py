@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from one_rank import one_rank
 from ranks import on_ranks
 
 from xtrain.runtime.base.state import Rank
@@ -15,10 +16,7 @@ ROWS, POSITIONS = 4, 6
 
 
 def rank(number: int = 0, world: int = 1, tp: int = 0) -> Rank:
-    return Rank(
-        rank=number, local_rank=number, world_size=world, data_rank=number, data_ranks=world,
-        device=torch.device("cpu"), pipeline_ranks=1, coordinates={"tp": tp},
-    )  # fmt: skip
+    return one_rank(number, world_size=world, data_rank=number, data_ranks=world, coordinates={"tp": tp})
 
 
 def batch(seed: int, datasets: list[int]) -> RowLosses:

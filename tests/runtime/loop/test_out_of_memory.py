@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from one_rank import one_rank
 
 from xtrain.plan.estimates import Memory
-from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.base.state import Progress
 from xtrain.runtime.loop import memory_report as out_of_memory
 from xtrain.runtime.loop.memory_report import ran_out, write
 
@@ -44,9 +45,7 @@ def test_what_counts_as_out_of_memory(error, yes):
 
 @pytest.fixture
 def resources():
-    coordinates = {"pp": 0, "tp": 0}
-    rank = Rank(rank=3, local_rank=3, world_size=4, data_rank=0, data_ranks=1, device=CPU, pipeline_ranks=1,
-                coordinates=coordinates)  # fmt: skip
+    rank = one_rank(3, world_size=4, coordinates={"pp": 0, "tp": 0})
     classes = [SimpleNamespace(pp=0, memory=Memory(parameters=480, gradients=480, optimizer=960, activations=2**20))]
     plan = SimpleNamespace(estimates=SimpleNamespace(classes=classes))
     return {"rank": rank, "plan": plan, "progress": Progress(step=6)}

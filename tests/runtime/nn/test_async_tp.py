@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from one_rank import one_rank
 from topologies import Topology
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
@@ -17,7 +18,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.review.resumable import resumable
 from xtrain.runtime.base.errors import EnvironmentFault
-from xtrain.runtime.base.state import Rank
 from xtrain.runtime.nn.axes import TensorAxis, column_parallel_input, row_parallel_output
 from xtrain.runtime.nn.parallelize import overlap_products
 
@@ -56,8 +56,7 @@ def test_products_of_a_block_are_fused_with_what_travels(monkeypatch):
 
 
 def test_a_device_without_such_memory_is_refused():
-    rank = Rank(rank=0, local_rank=0, world_size=2, data_rank=0, data_ranks=1, device=torch.device("cpu"),
-                pipeline_ranks=1, coordinates={"tp": 0})  # fmt: skip
+    rank = one_rank(world_size=2)
     with pytest.raises(EnvironmentFault, match="shared memory of CUDA devices, but the device is cpu") as refused:
         overlap_products(rank, None)  # pyright: ignore[reportArgumentType]
     assert refused.value.code == "X446"

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import torch
+from one_rank import AXES, one_rank
 from torch import nn
 
 from xtrain.plan.plan import Node
@@ -18,17 +18,8 @@ from xtrain.runtime.nn.parallelize import ContextKernel, spread_attention
 
 
 def rank_at(**coordinates: int) -> Rank:
-    places = {"pp": 0, "replicate": 0, "fsdp": 0, "ring": 0, "ulysses": 0, "tp": 0, **coordinates}
-    return Rank(
-        rank=0,
-        local_rank=0,
-        world_size=1,
-        data_rank=0,
-        data_ranks=1,
-        device=torch.device("cpu"),
-        pipeline_ranks=2,
-        coordinates=places,
-    )
+    places = {**dict.fromkeys(AXES, 0), **coordinates}
+    return one_rank(pipeline_ranks=2, coordinates=places)
 
 
 class Layer(Attention):

@@ -12,28 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from beats import reading
+from one_rank import one_rank
 
 from xtrain.records.names import heartbeat_path
 from xtrain.records.status import WIDTH, read_heartbeat
-from xtrain.runtime.base.state import Rank
 from xtrain.runtime.observe import watch as watching
 from xtrain.runtime.observe.heartbeat import BeatFile, HeartbeatWriter, born, process_state
 from xtrain.runtime.observe.records import Records
 from xtrain.runtime.observe.stacks import end, here, save_of, whereabouts
 from xtrain.runtime.observe.watch import Watchdog
 
-ALONE = Rank(
-    rank=0,
-    local_rank=0,
-    world_size=1,
-    data_rank=0,
-    data_ranks=1,
-    device=torch.device("cpu"),
-    pipeline_ranks=1,
-    coordinates={},
-)
+ALONE = one_rank(coordinates={})
 
 
 def watch(directory: Path, *, stuck: float | None = 10.0, world: int = 1, left: list[int] | None = None) -> Watchdog:
