@@ -96,8 +96,7 @@ def test_stops_prompts_and_candidates(served: Served) -> None:
     whole = base.draw([3, 4], seed=2)["samples"][0]
     cut = base.draw([3, 4], seed=2, stop=[whole["tokens"][1]])["samples"][0]
     assert cut["tokens"] == whole["tokens"][: whole["tokens"].index(cut["tokens"][-1]) + 1]
-    assert "stop" not in cut or cut["stop"] == 0
-    assert whole["stop"] == 1
+    assert (cut["stop"], whole["stop"]) == (0, 1)
     scored = base.draw([3, 4, 5], {"prompt_logprobs": True, "topk_prompt_logprobs": 4, "topk_sample_logprobs": 2})
     assert np.isnan(scored["prompt"][0]) and (scored["prompt"][1:] < 0).all()
     assert (scored["prompt_top"].k, scored["prompt_top"].n) == (4, 3)

@@ -114,9 +114,13 @@ def test_what_one_says_at_its_end_is_not_given_to_one_that_has_ended(tmp_path):
 
 
 def test_a_warning_that_finds_no_room_on_the_disk_harms_nothing(tmp_path):
+    said: list[str] = []
+
     def warn(message: str) -> None:
+        said.append(message)
         raise EnvironmentFault("X706", "no room")
 
     taken = RecordSink(Taker(fails_at="begin"), warn)
     taken.begin()
     taken.end(0)
+    assert len(said) == 1

@@ -400,5 +400,7 @@ def test_a_run_that_has_ended_is_not_compared_with_a_smaller_budget(tmp_path):
     run_plan = plan(tmp_path, "workspace.run=mine")
     directory = run_of(run_plan, 300)
     (directory / "finished").write_text("300\n")
-    open_workspace(run_plan, "").lock.close()
-    open_workspace(plan(tmp_path, "workspace.run=mine", "experiment.budget=150 steps"), "").lock.close()
+    for ended in (run_plan, plan(tmp_path, "workspace.run=mine", "experiment.budget=150 steps")):
+        workspace = open_workspace(ended, "")
+        workspace.lock.close()
+        assert workspace.directory == directory and has_finished(ended, starting_point(ended, directory), directory)
