@@ -16,7 +16,7 @@ PHRASES: dict[str, tuple[str, int]] = {
     "anew": (r"\banew\b", 9),
     "behind": (r"\bbehind\b", 16),
     "in front of": (r"\bin front of\b", 0),
-    "beside": (r"\bbesides?\b", 17),
+    "beside": (r"\bbesides?\b", 16),
     "tell of": (r"\b(tell|tells|told|say|says|said|telling) of\b", 4),
     "let go of": (r"\blet(s|ting)? go of\b", 0),
     "in place of": (r"\bin place of\b", 5),

@@ -36,6 +36,7 @@ def local_of(resolved: Resolved, cluster: Hardware) -> Local:
     compute = resolved.formats.compute
     exact = max(BYTES[compute], BYTES["fp32"])
     flash = device == "cpu" or (compute == "bf16" and arch.head_dim % 8 == 0 and arch.head_dim <= WIDEST_FLASH)
+    sheet = CLUSTERS[cluster.preset].sheet
     return Local(
         rows=batch.micro,
         tokens=tokens,
@@ -55,17 +56,12 @@ def local_of(resolved: Resolved, cluster: Hardware) -> Local:
         fused=pointwise_kernels(resolved)[device] == "fused",
         flash=flash,
         grouped=compute == "bf16"
-        and _capability(cluster) == HOPPER
+        and sheet is not None
+        and sheet.capability == HOPPER
         and not any(each % 8 for each in expert_widths(arch))
         and not isinstance(arch.adapter, TaskAdapters),  # experts are then computed one after the other
         token_keys=INDEX * tokens if arch.adapter is not None and arch.adapter.drops else 0,
     )
-
-
-def _capability(cluster: Hardware) -> int:
-    """Return the major version of the CUDA capability; 0 if unknown."""
-    sheet = CLUSTERS[cluster.preset].sheet
-    return 0 if sheet is None else sheet.capability
 
 
 def axes_of(resolved: Resolved) -> BlockAxes:

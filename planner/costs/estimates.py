@@ -36,15 +36,6 @@ LATENCY: Final = (10e-6, 25e-6)
 PASSED: Final = ("send", "recv")
 
 
-def is_exposed(op: TrafficOp, node: str, beside: tuple[str, ...]) -> bool:
-    """Return True if nothing is computed during a call. Keys of a ring and messages between stages overlap with
-    computation.
-
-    beside: nodes whose calls run while blocks before and after are computed; all others are waited for.
-    """
-    return node not in beside and op not in PASSED
-
-
 def call_seconds(mesh: Mesh, cluster: Hardware, axis: str, op: TrafficOp, count: int, size: int) -> float | None:
     """Return the seconds of `count` calls of `size` bytes in total, by ring algorithms; None if the link's speed is
     unknown.
@@ -304,7 +295,9 @@ def _traffic(calls: CollectiveCounts, beside: tuple[str, ...]) -> tuple[Traffic,
             node=node,
             count=count,
             bytes=calls.bytes[axis, op, node, hidden],
-            exposed=not hidden and is_exposed(op, node, beside),
+            # Keys of a ring, messages between stages, and calls of nodes that run while blocks before and after are
+            # computed overlap with computation; all others are waited for.
+            exposed=not hidden and node not in beside and op not in PASSED,
             meanwhile=calls.meanwhile[axis, op, node, hidden],
         )
         for (axis, op, node, hidden), count in sorted(calls.counts.items())

@@ -42,7 +42,9 @@ def memory_of(resolved: Resolved, stages: list[list[StageCosts]]) -> list[Memory
         names = end_names(resolved.architecture, resolved.pipeline, pp)
         ends = owned_bytes(resolved, [tensors[name] for name in names])
         states = sum((blocks[layer] for layer in resolved.pipeline.layers(pp)), ends)
-        states = _with_teacher(resolved, pp, states)
+        teacher = resolved.teacher
+        if teacher is not None and resolved.pipeline.holds_last(pp):  # a live one, on the ranks that hold the head
+            states = evolve(states, parameters=states.parameters + teacher.state_bytes(teacher.inventory.tensors))
         memory = _piped(resolved, own, pp, states) if resolved.size("pp") > 1 else _alone(resolved, own[0], states)
         found.append(memory)
     return found
@@ -109,14 +111,6 @@ def owned_bytes(resolved: Resolved, tensors: Sequence[ParameterSpec]) -> OwnedBy
     kept = 0 if resolved.spec.parallel.fsdp.offload else resolved.state_bytes(kept_tensors(resolved, tensors))
     elements = resolved.cuts.largest(trained)
     return OwnedBytes(resolved.state_bytes(tensors), resolved.state_bytes(trained), elements, moments, still, kept)
-
-
-def _with_teacher(resolved: Resolved, pp: int, states: OwnedBytes) -> OwnedBytes:
-    """Return the states with a live teacher's parameters, on the ranks that hold the head."""
-    teacher = resolved.teacher
-    if teacher is None or not resolved.pipeline.holds_last(pp):
-        return states
-    return evolve(states, parameters=states.parameters + teacher.state_bytes(teacher.inventory.tensors))
 
 
 def _alone(resolved: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:

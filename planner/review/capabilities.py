@@ -126,7 +126,13 @@ def _columns() -> Iterator[_SpecChange]:
     for stack in (stack for stack in STACKS if STACKS[stack] is not STACKS.default):
         yield _SpecChange(stack, lambda spec, stack=stack: evolve(spec, parallel=evolve(spec.parallel, stack=stack)), 2)
     for axis in (name for name, block in blocks.nested(Parallel).items() if blocks.label_of(block) is not None):
-        yield _SpecChange(axis, lambda spec, axis=axis: _with_axis(spec, axis), 2)
+        yield _SpecChange(
+            axis,
+            lambda spec, axis=axis: evolve(
+                spec, parallel=evolve(spec.parallel, **{axis: evolve(getattr(spec.parallel, axis), size=2)})
+            ),
+            2,
+        )
     for params in _others(Precision, "params"):
         yield _SpecChange(params, lambda spec, params=params: _with_formats(spec, params=params), 1)
     for compute in _others(Precision, "compute"):
@@ -144,11 +150,6 @@ def _label(block: type) -> attrs.Attribute:
     label = blocks.label_of(block)
     assert label is not None
     return label
-
-
-def _with_axis(spec: Spec, axis: str) -> Spec:
-    sized = evolve(getattr(spec.parallel, axis), size=2)
-    return evolve(spec, parallel=evolve(spec.parallel, **{axis: sized}))
 
 
 def _with_formats(spec: Spec, **formats: Any) -> Spec:

@@ -86,7 +86,9 @@ def _node(page: Page, plan: Plan, node: Node) -> None:
         rows.append(("axes", ", ".join(f"{name} {_size(plan, name)}" for name in node.axes)))
     found = matches(node)
     if found is not None:
-        rows.append(("matches", f"{plural(found, 'module')} of the whole model{_by_stage(node)}"))
+        counts = node.args.get("matches", [])
+        by_stage = f"; by pp {', '.join(map(str, counts[:16]))}" if len(counts) > 1 else ""
+        rows.append(("matches", f"{plural(found, 'module')} of the whole model{by_stage}"))
     rows += [(f"  {name}", text) for name, text in _arguments(node.args)]
     rows += [("after", _edge(edge.before, edge.data)) for edge in plan.edges if edge.after == node.id]
     rows += [("before", _edge(edge.after, edge.data)) for edge in plan.edges if edge.before == node.id]
@@ -98,12 +100,6 @@ def _node(page: Page, plan: Plan, node: Node) -> None:
 
 def _size(plan: Plan, axis: str) -> int:
     return next(each.size for each in (*plan.mesh.axes, *plan.mesh.expert_axes) if each.name == axis)
-
-
-def _by_stage(node: Node) -> str:
-    """Return text on the matches of a rule by pipeline coordinate."""
-    counts = node.args.get("matches", [])
-    return f"; by pp {', '.join(map(str, counts[:16]))}" if len(counts) > 1 else ""
 
 
 def _arguments(args: dict[str, Any]) -> Iterable[tuple[str, str]]:

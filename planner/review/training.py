@@ -187,9 +187,10 @@ def _uncounted(phase: PlanPhase) -> str:
 def show_training(page: Page, plan: Plan, detail: Detail) -> None:
     """Show the arithmetic of the budget, the breakpoints of the learning rate, checkpoints, ticks and triggers."""
     page.heading("TRAINING")
+    rate = plan.node("setup.scheduler").args
     rows = [
         *_amounts(plan),
-        _learning_rate(plan),
+        ("learning rate", f"{rate['lr']:g}", ", ".join(breakpoints(rate))),
         *_average(plan),
         *_checkpoints(plan),
         *_duration(plan),
@@ -246,11 +247,6 @@ def _ramp(plan: Plan) -> list[tuple[str, str, str]]:
     counts = f"{sizes.first // each:,} to {plural(sizes.full // each, 'microbatch')}"
     how = f"from {plural(sizes.first, 'row')} by {sizes.grows_by:,}, {counts} of the same shape; {tokens} tokens in it"
     return [("ramp", plural(batch.ramp, "step"), how)]
-
-
-def _learning_rate(plan: Plan) -> tuple[str, str, str]:
-    args = plan.node("setup.scheduler").args
-    return ("learning rate", f"{args['lr']:g}", ", ".join(breakpoints(args)))
 
 
 def _average(plan: Plan) -> list[tuple[str, str, str]]:

@@ -83,7 +83,8 @@ def is_starting(board: "Board | None") -> bool:
 
 def _consequences(board: "Board", action: ControlWord, dataset: str) -> list[str]:
     word = word_of(board, action)
-    done = [_does(board, node) for command in commands(board, action)
+    nodes = {node.id: printable(node.does) for node in (board.planned.nodes if board.planned else ())}
+    done = [nodes.get(node, node) for command in commands(board, action)
             if not dataset or command.name.partition(" ")[2] == dataset
             for node in command.nodes]  # fmt: skip
     step = f"Between two steps, after step {board.step:,} or a later one."
@@ -115,11 +116,6 @@ def _saving(board: "Board", done: list[str]) -> list[str]:
     what = done[0].split(":")[0].removeprefix("save ") if done else "the full state"
     took = f" The last one took {last.seconds:.1f} s." if last and last.seconds is not None else ""
     return [f"Saves {what}{about}.{took}"]
-
-
-def _does(board: "Board", node: str) -> str:
-    found = board.planned.node(node) if board.planned else None
-    return printable(found.does) if found else node
 
 
 def datasets(board: "Board") -> list[tuple[str, str]]:

@@ -125,7 +125,7 @@ def _parts(state: RunState, *, quiet: float) -> list[tuple[int, Text]]:
 
 
 def _pace(state: RunState, quiet: float) -> Text:
-    """Return what happens next: the stop, a step that is long in coming, or the time left."""
+    """Return the end of the line: a stop, the time without a step, the time left, or the time of a step."""
     if state.signal:
         return Text(f"{printable(state.signal)}, stopping", "yellow")
     if quiet > max(QUIET_SECONDS, QUIET_GAPS * (state.history.gap or 0)):

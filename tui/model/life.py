@@ -4,6 +4,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from statistics import median_low
 from typing import Literal
@@ -65,14 +66,6 @@ def is_locked(path: Path, *, shared: bool) -> bool | None:
         except OSError:
             return True
     return False
-
-
-def time_of(path: Path) -> float | None:
-    """Return the time of the last change of a file, in seconds since 1970; for a held lock, the time it was taken."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
 
 
 def is_listed(path: Path) -> bool:
@@ -315,7 +308,10 @@ class LifeReader:
     def _look(self) -> None:
         shared = is_shared(self._directory)
         self._launched = is_locked(self._directory / LAUNCHER_LOCK, shared=shared)
-        self._launched_at = time_of(self._directory / LAUNCHER_LOCK) if self._launched else None
+        self._launched_at = None
+        with suppress(OSError):  # the time at which the lock was taken
+            if self._launched:
+                self._launched_at = (self._directory / LAUNCHER_LOCK).stat().st_mtime
         self._locked = is_locked(self._directory / WORKER_LOCK, shared=shared)
         # A copied directory, or one of another user, may have no locks to check.
         unknown = self._launched is None and self._locked is None

@@ -94,7 +94,9 @@ def mixture(board: "Board") -> MixtureTable:
     first = phase.first if phase is not None and phase.first is not None else 0
     before = {name: _rows_at(series, name, first) for name in trained}
     in_phase = {name: rows[name] - before[name] for name in trained if rows[name] is not None}  # type: ignore[operator]
-    per_row = _tokens_per_row(series, rows.values())
+    # Positions in a row: all rows of a run have equal length.
+    tokens, total = series.last.tokens, math.fsum(found for found in rows.values() if found is not None)
+    per_row = tokens / total if tokens is not None and total > 0 else None
     targets = _targets(phase, run.rows)
     facts = [
         DatasetFacts(
@@ -167,12 +169,6 @@ def _rows_at(series: Series, name: str, step: int) -> float:
 def _share(taken: Mapping[str, float], name: str) -> float | None:
     total = math.fsum(taken.values())
     return taken[name] / total if name in taken and total > 0 else None
-
-
-def _tokens_per_row(series: Series, rows: Iterable[float | None]) -> float | None:
-    """Return the positions in a row: all rows of a run have equal length."""
-    tokens, total = series.last.tokens, math.fsum(found for found in rows if found is not None)
-    return tokens / total if tokens is not None and total > 0 else None
 
 
 # Deviation of a phase's rows from its shares that is reported; rows are dealt in turns, not drawn at random.

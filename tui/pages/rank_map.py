@@ -223,7 +223,7 @@ def _with_chunk(part: GridPart, chunk: int) -> GridPart:
     # Cells that stand for equally many ranks are worth a few cells more or less.
     even = next((size for size in range(chunk, min(2 * chunk, part.size) + 1) if part.size % size == 0), chunk)
     chunk = even if even <= chunk * 4 / 3 else chunk
-    return GridPart(name=part.name, size=part.size, stride=part.stride, unit=part.unit, inner=part.inner, chunk=chunk)
+    return evolve(part, chunk=chunk)
 
 
 def _cells(rows: tuple[GridPart, ...], columns: tuple[GridPart, ...], world: int) -> ndarray:

@@ -49,6 +49,11 @@ def page(status: ServerStatus, view: ListView, width: int, height: int, now: flo
 
 
 def _columns(now: float) -> tuple[Column[ServedModel], ...]:
+    def ago(one: ServedModel) -> str:
+        if one.last_time is None:
+            return "–"
+        return "now" if now - one.last_time < 1.5 else duration(now - one.last_time)
+
     return (
         Column("is", 9, _is),
         Column("steps", 6, lambda one: f"{one.steps:,}"),
@@ -56,7 +61,7 @@ def _columns(now: float) -> tuple[Column[ServedModel], ...]:
         Column("tokens", 7, lambda one: count(one.tokens)),
         Column("waiting", 7, lambda one: str(one.waiting) if one.waiting else "–"),
         Column("rank", 4, lambda one: "full" if one.rank is None else str(one.rank)),
-        Column("last", 8, lambda one: "–" if one.last_time is None else _ago(now - one.last_time)),
+        Column("last", 8, ago),
     )
 
 
@@ -124,7 +129,3 @@ def _is(one: ServedModel) -> str:
     if not one.connected:
         return "left"
     return "in memory" if one.in_memory else "on disk"
-
-
-def _ago(seconds: float) -> str:
-    return "now" if seconds < 1.5 else duration(seconds)
