@@ -270,18 +270,19 @@ def _to_experts(
     keys = here = None
     if any(each.drops_inputs for matrix, each in on.adapted.items() if matrix.startswith(f"{layer.name}.experts.")):
         keys = ops.op(makes=order, named=(ops.op(makes=order, scratch=(2 * order, 0)),))
+    begin, sent_rows = len(ops.ops), rows
     if ep > 1:
         counts = CollectiveCall("ep", "all_to_all", EP, arch.experts * _tasks(layer, on) * INDEX)
         rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, calls=(counts, call), back_calls=(call,))
         if meanwhile is not None:
-            sent, first = ops.ops[-1], len(ops.ops)
+            sent, place = ops.ops[-1], len(ops.ops)
             meanwhile()
-            flops = sum(op.flops for op in ops.ops[first:])
-            backwards = sum(op.flops * (bool(op.receivers) + bool(op.weights)) for op in ops.ops[first:])
+            flops = sum(op.flops for op in ops.ops[place:])
+            backwards = sum(op.flops * (bool(op.receivers) + bool(op.weights)) for op in ops.ops[place:])
             sent.calls = (counts, evolve(call, meanwhile=flops))
             sent.back_calls = (evolve(call, meanwhile=backwards),)
         here = _order(on, order)
-        rows = ops.op(rows, makes=size, extra=(order,))
+        rows = ops.op(rows, makes=size, extra=(order,), named=(rows,))
         if keys is not None:
             own = CollectiveCall("ep", "all_to_all", EP, order)
             received = ops.op(makes=order, saved=ALL_TO_ALL, calls=(own,))
@@ -293,10 +294,13 @@ def _to_experts(
         rows = _experts(layer, on, rows, count)
     ops.mark(closes=on.experts)
     if here is not None:
+        # The received rows have a name until the experts return; the rows that were sent, and the experts' output,
+        # until all rows are back.
+        ops.scopes.append(range(begin + 1, len(ops.ops)))
+        names = (sent_rows, rows)
         rows = ops.op(rows, here, makes=size, keeps=(here,))
-        # The functions that are still running hold references to the rows sent first and to the experts' output.
-        scratch = (2 * size, 0)
-        rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, scratch=scratch, calls=(call,), back_calls=(call,))
+        rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,), named=names)
+        ops.scopes.append(range(begin, len(ops.ops)))
     return ops.op(rows, back, makes=size, keeps=(back,))
 
 
@@ -373,5 +377,8 @@ def _weigh(on: "Tracer", out: TracedTensor, weights: TracedTensor) -> TracedTens
     """Record Σ weight · output in exact sums."""
     local = on.local
     exact, size = local.routed * local.dim * local.exact, local.routed * local.dim * local.width
-    scratch = (3 * exact - size, out.size + 2 * exact)  # two terms of the sum, and the sum with the next term
-    return on.ops.op(out, weights, makes=size, keeps=(out, weights), scratch=scratch)
+    # Forward: a term of the sum, and the sum with the next term. Backward: both products of a term, of which that with
+    # the weight becomes a gradient in the width of the layer. Gradients of terms are joined when `out` is free.
+    scratch = (2 * exact, exact if exact == size else 2 * exact)
+    total = on.ops.op(out, weights, makes=exact, keeps=(out, weights), scratch=scratch)
+    return total if exact == size else on.ops.op(total, makes=size)

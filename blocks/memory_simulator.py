@@ -102,25 +102,23 @@ def forward(
     early: Sequence[FsdpUnit] = (),
     *,
     gathered: bool = False,
+    held: int = 0,
 ) -> MemoryChange:
     """Simulate the forward of a block that is the FSDP unit `unit`; its input is alive before it, its output after it.
 
     early: units requested one step ahead: the unit inside the block, and the following one. gathered: an earlier
-    microbatch gathered the units, and none of them frees its parameters.
+    microbatch gathered the units, and none of them frees its parameters. held: bytes of the buffer of the unit before,
+    which FSDP keeps until the next unit's parameters are made.
     """
-    simulator = _Simulator(early=() if gathered else early, gathered=gathered)
+    simulator = _Simulator(early=() if gathered else early, gathered=gathered, held=0 if gathered else held)
+    simulator.make(simulator.held)
     simulator.gather(unit)
     simulator.ask()
     if recompute is None:
         stays = {id(value) for op in trace.ops for value in op.keeps}
     else:
         stays = {id(value) for value in stored(trace, recompute)}
-    # The buffer of a gathered unit stays until the next unit's is filled; with a backward, its peak is higher.
-    gathers = unit is not None and not gathered and not any(op.runs_back for op in trace.ops)
-    buffer = unit.flat if unit is not None and gathers else 0
-    simulator.make(buffer)
     simulator.run(trace.ops, stays, scopes=trace.scopes)
-    simulator.free(buffer)
     return MemoryChange(
         simulator.peak, bytes_for_backward(trace, recompute) - trace.input.size + trace.ops[-1].outputs[0].gradient
     )
@@ -146,16 +144,25 @@ def backward(
     simulator = _Simulator(handling, buffer=0 if behind is None else behind.buffer)
     simulator.gather_again(unit, inner or ahead)
     later = {id(trace.input)}  # freed at the end
+    simulator.begin_back(trace, buffered=buffered)
+    ops = trace.ops
     if recompute is not None:
+        # Autograd computes a block again when an operation first needs a kept value.
+        cut = max((place for place, op in enumerate(ops, start=1) if op.runs_back and _needs_block(op)), default=0)
+        simulator.run_back(ops[cut:], later, ahead)
+        ops = ops[:cut]
         later |= {id(value) for value in stored(trace, recompute)}
         stays = {id(value) for op in trace.ops for value in op.keeps} | later
-        ops = _until_last_keeper(trace)
-        simulator.run(ops, stays, known=later, again=True, follower=ahead, scopes=trace.scopes)
-    simulator.run_back(trace, later, ahead if recompute is None else None, buffered=buffered)
+        simulator.run(_until_last_keeper(trace), stays, known=later, again=True, scopes=trace.scopes)
+    simulator.run_back(ops, later, ahead, gathered=recompute is not None)
     simulator.exchange(unit)
     if recompute is not None or keeps_input(trace):
         simulator.free(bytes_for_backward(trace, recompute) if recompute is not None else trace.input.size)
     return MemoryChange(simulator.peak, simulator.live)
+
+
+def _needs_block(op: TracedOp) -> bool:
+    return bool(op.keeps) or op.opens is not None or op.closes is not None
 
 
 def exchange(unit: FsdpUnit | None, buffer: int, handling: Handling) -> MemoryChange:
@@ -176,7 +183,8 @@ def scratch_of(piece: PieceTrace) -> tuple[int, int]:
     there.run(trace.ops, frozenset(), scopes=trace.scopes)
     later = {id(trace.input), id(trace.ops[-1].outputs[0])}
     back.run(trace.ops, {id(value) for op in trace.ops for value in op.keeps} | later)
-    back.run_back(trace, later, None)
+    back.begin_back(trace)
+    back.run_back(trace.ops, later, None)
     return there.peak, piece.wider * weights + back.peak - weights
 
 
@@ -196,12 +204,14 @@ class _Gradient:
 @define
 class _Simulator:
     """Bytes alive in addition to those at the start, and their peak. buffer: bytes of the last exchange. early: units
-    whose parameters are requested early, in forward order. gathered: all units are already gathered."""
+    whose parameters are requested early, in forward order. gathered: all units are already gathered. held: bytes of the
+    buffer of the unit that the forward gathered last."""
 
     handling: Handling = Handling(sums="own", again=False)
     buffer: int = 0
     early: Sequence[FsdpUnit] = ()
     gathered: bool = False
+    held: int = 0
     live: int = 0
     peak: int = 0
     _gradients: dict[int, _Gradient] = field(factory=dict)
@@ -217,14 +227,16 @@ class _Simulator:
         """Allocate bytes that are freed at once."""
         self.peak = max(self.peak, self.live + size)
 
-    def gather(self, unit: FsdpUnit | None) -> None:
-        """Gather a unit in the forward; the previous unit's buffer is alive until this unit's is filled."""
+    def gather(self, unit: FsdpUnit | None, *, asked: bool = False) -> None:
+        """Gather a unit in the forward; the previous unit's buffer is alive until this unit's is filled. asked: its
+        buffer was requested early."""
         if unit is None or self.gathered:
             return
-        self.touch(2 * unit.flat)
-        if unit.reshards:
-            self.make(unit.whole)
-        self.touch(unit.flat + (unit.whole if unit.moved else 0))
+        self.make(0 if asked else unit.flat)
+        self.free(self.held)
+        self.make(unit.whole if unit.reshards else 0)
+        self.touch(unit.whole if unit.moved else 0)
+        self.held = unit.flat
 
     def ask(self, place: int = 0) -> None:
         """Request the next early unit in the forward; its buffer is alive from now on."""
@@ -233,18 +245,21 @@ class _Simulator:
 
     def gather_inside(self, unit: FsdpUnit) -> None:
         """Gather a unit inside the block in the forward, from its buffer if it was requested early."""
-        self.free(self.early[0].flat if self.early else 0)
-        self.gather(unit)
+        self.gather(unit, asked=bool(self.early))
         self.ask(1)
 
     def gather_again(self, unit: FsdpUnit | None, follower: FsdpUnit | None) -> None:
         """Gather a unit in the backward from the buffer that was filled early, and fill the buffer of the next unit."""
         if unit is None or not unit.reshards:
             return
-        self.make(unit.whole)
-        self.touch(unit.whole if unit.moved else 0)
+        self.copy_out(unit)
         self.free(unit.flat)
         self.make(follower.flat if follower is not None else 0)
+
+    def copy_out(self, unit: FsdpUnit) -> None:
+        """Make a unit's parameters from the buffer in which it was gathered."""
+        self.make(unit.whole)
+        self.touch(unit.whole if unit.moved else 0)
 
     def run(
         self,
@@ -253,7 +268,6 @@ class _Simulator:
         *,
         known: Set[int] = frozenset(),
         again: bool = False,
-        follower: FsdpUnit | None = None,
         scopes: Sequence[range] = (),
     ) -> None:
         """Run operations. Values that do not stay are freed after their last use, and so are finished units. Values
@@ -261,8 +275,8 @@ class _Simulator:
         `OpTrace`.
 
         again: this is the recomputation. Of its last operation only the kept values are needed, units inside keep their
-        parameters, and everything else is freed at the end. known: values that exist already. follower: the unit whose
-        backward comes next.
+        parameters, and everything else is freed at the end. A unit inside is a forward of its own there: FSDP keeps its
+        buffer until its module returns. known: values that exist already.
         """
         uses: dict[int, int] = {}
         for op in ops:
@@ -277,10 +291,12 @@ class _Simulator:
         named = Counter[int]()  # bytes freed with names, by number of operations
         allocated: dict[int, int] = {}
         for place, op in enumerate(ops):
-            if op.opens is not None:
-                self.gather_again(op.opens, follower) if again else self.gather_inside(op.opens)
-            if op.closes is not None and op.closes.reshards and not again:
-                self.free(op.closes.whole)
+            if op.opens is not None and not again:
+                self.gather_inside(op.opens)
+            elif op.opens is not None and op.opens.reshards:
+                self.copy_out(op.opens)
+            if op.closes is not None and op.closes.reshards:
+                self.free(op.closes.flat if again else op.closes.whole)
             for value in op.extra if again and op is ops[-1] else (*op.outputs, *op.extra):
                 if id(value) not in known:
                     self.make(value.size)
@@ -303,23 +319,31 @@ class _Simulator:
             extra = {id(value) for op in ops for value in op.extra}
             self.free(sum(size for number, size in allocated.items() if number not in stays | extra))
 
-    def run_back(self, trace: OpTrace, later: Set[int], follower: FsdpUnit | None, *, buffered: bool = False) -> None:
-        """Run all operations backwards from the gradient of the last output, which is alive.
-
-        follower: None if units inside are gathered already. buffered: as in `backward`.
-        """
-        left: dict[int, int] = {}
-        for op in trace.ops:
-            for value in op.keeps:
-                left[id(value)] = left.get(id(value), 0) + 1
+    def begin_back(self, trace: OpTrace, *, buffered: bool = False) -> None:
+        """Begin a backward with the gradient of the last output, which is alive. buffered: as in `backward`."""
         last = trace.ops[-1].outputs[0]
         self._gradients = {id(last): _Gradient(last.gradient, 2 if buffered else 1)}
-        for op in reversed(trace.ops):
+
+    def run_back(
+        self, ops: Sequence[TracedOp], later: Set[int], follower: FsdpUnit | None, *, gathered: bool = False
+    ) -> None:
+        """Run operations backwards.
+
+        follower: the unit whose backward comes next; the backward of a unit inside requests it. gathered: units inside
+        have their parameters.
+        """
+        left: dict[int, int] = {}
+        for op in ops:
+            for value in op.keeps:
+                left[id(value)] = left.get(id(value), 0) + 1
+        for op in reversed(ops):
             if not op.runs_back:
                 continue
             if op.closes is not None:
-                if follower is not None:
+                if not gathered:
                     self.gather_again(op.closes, follower)
+                elif op.closes.reshards:
+                    self.make(follower.flat if follower is not None else 0)
             elif op.opens is not None:
                 self.exchange(op.opens)
             else:

@@ -153,14 +153,15 @@ class BlockCosts:
         there = {id(value) for value in (self.trace.input, *stored(self.trace, self.recompute))}
         return kept_bytes((op for op in ops if not op.weights), there)
 
-    def forward(self, again: bool, behind: "BlockCosts | None", *, gathered: bool) -> MemoryChange:
+    def forward(self, again: bool, behind: "BlockCosts | None", *, gathered: bool, held: int) -> MemoryChange:
         """Simulate the forward. behind: the block whose forward comes next. gathered: its parameters are already
-        gathered."""
+        gathered. held: bytes of the buffer of the unit that was gathered before it."""
         how, experts = self.recompute if again else None, self.units.experts
         early = [experts] if experts is not None else []
         if behind is not None and not (again and early):  # with recomputed experts, nothing requests the next unit
             early += behind.units.all[:1]
-        return forward(self.trace, self.units.dense, how, early if self.prefetches else (), gathered=gathered)
+        early = early if self.prefetches else []
+        return forward(self.trace, self.units.dense, how, early, gathered=gathered, held=held)
 
     def backward(
         self, again: bool, handling: Handling, behind: FsdpUnit | None, ahead: FsdpUnit | None, buffered: bool
@@ -325,7 +326,8 @@ class StageCosts:
         """Simulate the forward. net: bytes that one microbatch leaves for its backward, including the loss. later:
         another microbatch gathered the parameters, which are still there unless they were freed."""
         gathered = later and self._reshards is False
-        return self._once(("forward", gathered, *self._kind), lambda: self._forward(gathered))
+        held = 0 if later or self.root is None else self.root.flat
+        return self._once(("forward", gathered, held, *self._kind), lambda: self._forward(gathered, held))
 
     def backward(self, handling: Handling) -> MemoryChange:
         """Simulate the backward; the bytes left by the forward are alive before it."""
@@ -347,7 +349,7 @@ class StageCosts:
         block, again = self.blocks[0]
         return again or keeps_input(block.trace)
 
-    def _forward(self, gathered: bool) -> MemoryChange:
+    def _forward(self, gathered: bool, held: int) -> MemoryChange:
         stream, live, peak = self.local.stream, self.rotation, 0
         if self.embeds:
             live += stream + self.ends.embedded
@@ -356,14 +358,14 @@ class StageCosts:
         count = len(self.blocks) - self.further
         for place, (block, again) in enumerate(self.blocks, start=1):
             behind = self.blocks[place][0] if place < count else None
-            simulate = partial(block.forward, again, behind, gathered=gathered)
-            change = self._once((block, again, behind, gathered), simulate)
+            simulate = partial(block.forward, again, behind, gathered=gathered, held=held)
+            change = self._once((block, again, behind, gathered, held), simulate)
             peak = max(peak, live + change.peak)
             live += change.net
+            held = sum(unit.flat for unit in block.units.all[-1:])  # of the unit that was gathered last
             if not self.predicts or place < count:
                 continue
-            # Buffer of the unit that was gathered last.
-            buffer = 0 if gathered else sum(unit.flat for unit in block.units.all[-1:])
+            buffer = 0 if gathered else held
             if place == count:
                 peak = max(peak, live + self.ends.forward + buffer)
                 live += self.ends.saved + self.ends.loss - (0 if self.ends.keeps else stream)

@@ -95,6 +95,30 @@ def test_kernels_cost_what_the_plan_says(kernels, name, tmp_path, monkeypatch):
     hold_against_the_trace(plan_of(evolve(topology, shared=(*topology.shared, *KERNELS[kernels])), tmp_path))
 
 
+SPARSE = ("model.layers=2", "model.dim=64", "model.expert_ffn=96", "batch.rows=8")
+ALONE = ("parallel.tp=1", "parallel.ep=1")
+
+
+@pytest.mark.parametrize(("world", "sets"), [
+    (4, ("activation.mode=selective",)),
+    (1, ("activation.mode=selective", *ALONE)),
+    (4, ("parallel.tp=1",)),
+    pytest.param(4, ("activation.mode=full",), marks=pytest.mark.matrix),
+    pytest.param(2, ("activation.mode=selective", "model.shared_experts=0"), marks=pytest.mark.matrix),
+    pytest.param(4, ("activation.mode=selective", "parallel.tp=1", "parallel.ep=4"), marks=pytest.mark.matrix),
+    pytest.param(
+        4, ("activation.mode=selective", "parallel.tp=1", "precision.compute=bf16", "model.experts_per_token=4"),
+        marks=pytest.mark.matrix,
+    ),
+])  # fmt: skip
+def test_experts_need_the_memory_that_the_plan_says(world, sets):
+    """Also beside what the forward leaves: the second run of a block, and the buffers of its units."""
+    plan = plan_from_spec(SPECS / "moe_cpu.xtrain", (*SPARSE, *sets), world=world).plan
+    assert plan is not None
+    (closed,), (traced,) = plan.estimates.classes, trace_plan(plan)
+    assert closed.memory.working == pytest.approx(traced.memory.working, rel=0.015)
+
+
 MIXED = """
 dataset others { source = jsonl("data.jsonl") }
 mixture { lines = 1, others = 2 }
