@@ -84,7 +84,7 @@ class AdaptedBlock(Chain):
     matrices: tuple[AdaptedMatrix, ...]
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
-        """Yield the block's parameters; an adapter's parameters follow those of the module that they are added to."""
+        """Yield the block's parameters; an adapter's parameters follow the module's own parameters."""
         own = list(super().parameters(arch))
         by_name = {parameter.name: parameter for parameter in own}
         ends = {parameter.owner: parameter.name for parameter in own}

@@ -60,7 +60,7 @@ class AttentionLayer(Layer):
                 raise ValueError(f"`{name}` is {value}, and must be above 0")
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
-        if self.sinks:  # modules list their own parameters before those of child modules
+        if self.sinks:  # modules list their own parameters before the parameters of child modules
             yield BlockParameter(
                 name=f"{self.name}.sinks", shape=(arch.heads,), decays=False, initial="normal", cut="column"
             )

@@ -264,7 +264,7 @@ class OpTrace:
 
     @property
     def single(self) -> "Iterator[TracedOp]":
-        """Operations; for operations done in pieces, those of one piece."""
+        """Operations; for operations done in pieces, the operations of one piece."""
         for op in self.ops:
             yield from (op,) if op.piece is None else op.piece.trace.ops
 

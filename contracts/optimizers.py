@@ -1,4 +1,4 @@
-"""Contract of optimizers: arguments of their node, conflicts with a spec, and their work beside elementwise updates."""
+"""Contract of optimizers: arguments of their node, conflicts with a spec, and work other than elementwise updates."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any

@@ -93,7 +93,7 @@ class PlannedStack(Stack):
         return ()
 
     def conflicts(self, spec: "Spec") -> Iterable[Conflict]:
-        """Return what the stack does not support in a spec besides `unsupported`; `setting` is a path of the spec."""
+        """Return unsupported features of a spec, in addition to `unsupported`; `setting` is a path of the spec."""
         return ()
 
     def idle(self, spec: "Spec") -> Iterable[tuple[str, str]]:
@@ -119,7 +119,7 @@ class PlannedStack(Stack):
         return 0
 
     def beside_update(self, resolved: "Resolved", states: OwnedBytes) -> int:
-        """Return the bytes of an update besides gradients and moments. states: as `held` returns them."""
+        """Return the bytes of an update in addition to gradients and moments. states: as `held` returns them."""
         return 0
 
     def calls(

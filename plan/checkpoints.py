@@ -159,7 +159,7 @@ def origin_contents(plan: Plan, saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def alignment(plan: Plan) -> int:
-    """Return the number of positions that document lengths are padded to a multiple of."""
+    """Return the number of positions by which padded document lengths are divisible."""
     return plan.node("collate.pack").args["align"]
 
 

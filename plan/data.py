@@ -99,7 +99,7 @@ def _hint(spec: Spec, link: Link | None, given: str) -> str:
         return f"write `collate = {' -> '.join(each.written for each in usual_chain(answers))}`"
     if isinstance(link, UserComponent):
         giver = next((name for name, each in LINKS.items() if each.gives == link.takes and not each.changes), None)
-        return f"put `{link.function}` behind `{giver}`" if giver else f"put `{link.function}` first"
+        return f"put `{link.function}` after `{giver}`" if giver else f"put `{link.function}` first"
     if link is not None and KINDS.index(link.takes) < KINDS.index(given):
         return f"leave `{link.name}` out: its work is already done"
     needed = next(name for name, each in LINKS.items() if each.takes == given and not each.changes)

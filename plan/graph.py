@@ -36,7 +36,7 @@ bit. rounding: equal but for rounding. learning: the runs learn different things
 STAYS: Final = "training does not change"
 ORDER: Final = "sums are computed in another order"
 LEARNS: Final = "the optimizer uses the new value from here on"
-INITIAL: Final = "it only affects the initial weights, which were those of A"
+INITIAL: Final = "it only affects the initial weights, which came from A"
 
 
 @frozen

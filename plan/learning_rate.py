@@ -279,7 +279,7 @@ def in_effect(scheduler: Scheduler) -> Scheduler:
 
 
 def scheduler_args(spec: Spec, batch: Arithmetic) -> dict[str, Any]:
-    """Return the arguments of `setup.scheduler`: only those of its kind."""
+    """Return the arguments of `setup.scheduler` that its kind has."""
     scheduler = in_effect(spec.scheduler)
     lengths = {name: _length_args(scheduler, name, batch) for name in scheduler.lengths()}
     own = {**lengths, **scheduler.args()}

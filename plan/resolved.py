@@ -83,7 +83,7 @@ def resolve_formats(precision: Precision, parallel: Parallel) -> Formats:
 
 
 def resolve_align(spec: Spec, ring: int) -> int:
-    """Return the number of positions that document lengths are padded to a multiple of; a ring cuts each document into
+    """Return the number of positions by which padded document lengths are divisible; a ring cuts each document into
     2 · ring equal chunks."""
     given = row_link(spec.collate).align
     return (2 * ring if ring > 1 else 1) if isinstance(given, Auto) else given

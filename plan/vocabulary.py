@@ -159,7 +159,7 @@ def read_side_files(folder: Path, tokenizer: Mapping[str, Any]) -> SideFiles:
             listed = {int(number): _token(content, special=content in special) for content, number in added} | own
         declared = {key: _token(merged[key]).content if merged[key] else None for key in NAMED[:2] if key in merged}
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
-        remedy = f"Compare {CONFIG}, {SPECIALS} and {ADDED} with those of the tokenizer that was saved."
+        remedy = f"Compare {CONFIG}, {SPECIALS} and {ADDED} with the files of the tokenizer that was saved."
         raise TokenizerUnreadable(f"special tokens cannot be read: {error}", path=folder, remedy=remedy) from error
     names = {token.content for token in named}
     first = [token._replace(special=token.special or token.content in names) for _, token in sorted(listed.items())]

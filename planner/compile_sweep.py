@@ -236,7 +236,7 @@ class _Compiling:
         return CompiledSweep(trials_of.plan(trials, plans), self.diagnostics)
 
     def _goes_beyond(self, points: Sequence[Point]) -> bool:
-        """Return True if there are, or may be, trials that are not known yet."""
+        """Return True if there are, or may be, trials that are still unknown."""
         return not self.sweep.method.everything and (self.sweep.method.suggests or not points)
 
     def _compiled(

@@ -16,17 +16,17 @@ class AlertEvent(Event, tag="alert"):
     state: Annotated[str, doc("`raised` or `cleared`")]
     message: Annotated[str, in_words()]
     value: Annotated[float | None, doc("measured value, null if there is none")]
-    limit: Annotated[float | None, doc("that the value has passed, null if there is none")]
+    limit: Annotated[float | None, doc("limit that the value has passed, null if there is none")]
     ranks: Annotated[list[int], doc("ranks concerned, may be empty")]
 
 
 class NotifyEvent(Event, tag="notify"):
     """a command of `notify` has ended"""
 
-    kind: Annotated[str, doc("the event it was run for, or `tick`")]
-    command: Annotated[str, doc("as in the spec")]
-    exit_code: Annotated[int | None, doc("null if it was killed or could not be run")]
-    seconds: Annotated[float | None, doc("it took", "s")]
+    kind: Annotated[str, doc("event that ran the command, or `tick`")]
+    command: Annotated[str, doc("command as in the spec")]
+    exit_code: Annotated[int | None, doc("exit code, null if it was killed or could not be run")]
+    seconds: Annotated[float | None, doc("duration", "s")]
     detail: Annotated[str, in_words()]
 
 
@@ -34,14 +34,14 @@ class WarningEvent(Event, tag="warning"):
     """something was skipped or failed, such as an unreadable record or a save"""
 
     message: Annotated[str, in_words()]
-    code: Annotated[str, doc("of a diagnostic, if there is one")] = ""
+    code: Annotated[str, doc("code of a diagnostic, if there is one")] = ""
 
 
 class ControlEvent(Event, tag="control"):
     """a command to the run was accepted, executed, or refused"""
 
     id: Annotated[str, doc("name of the command's file")]
-    command: Annotated[str, doc("as in the file")]
+    command: Annotated[str, doc("command as in the file")]
     state: Annotated[str, doc(one_of(ControlState))]
     detail: Annotated[str, in_words()]
 
@@ -49,42 +49,42 @@ class ControlEvent(Event, tag="control"):
 class PausedEvent(Event, tag="paused"):
     """a paused run continues or stops"""
 
-    seconds: Annotated[float | None, doc("that it was paused", "s")]
+    seconds: Annotated[float | None, doc("duration of the pause", "s")]
 
 
 class SignalEvent(Event, tag="signal"):
     """all ranks have agreed to act on a signal, or it came before there was anything to save"""
 
     name: Annotated[str, doc("`sigterm`, `sigint` or `sigusr1`")]
-    reason: Annotated[str, in_words("how many ranks got it, or which process")]
+    reason: Annotated[str, in_words("number of ranks that received it, or the process")]
 
 
 class StopEvent(Event, tag="stop"):
     """all ranks have agreed to stop"""
 
-    name: Annotated[str, doc("`time_limit`, `stop_at`, `stop_file`, or the alert that it is because of")]
+    name: Annotated[str, doc("`time_limit`, `stop_at`, `stop_file`, or the alert that caused it")]
     reason: Annotated[str, in_words()]
 
 
 class RequeueEvent(Event, tag="requeue"):
     """Slurm was asked to start the job again"""
 
-    job: Annotated[str, doc("its number")]
+    job: Annotated[str, doc("job number")]
 
 
 class StuckEvent(Event, tag="stuck"):
     """the run makes no progress because of these ranks; `step` is the current one
     ([health.md](health.md#what-is-recorded))"""
 
-    ranks: Annotated[list[int], doc("ranks at fault, the other keys are those of the first; empty if unknown")]
+    ranks: Annotated[list[int], doc("ranks at fault; the other keys describe the first of them; empty if unknown")]
     state: Annotated[str, doc("`stopped`, `ended`, `frozen`, `stuck` or `unknown`")]
-    node: Annotated[str, doc("node where the ranks are; for a frozen rank, where the others wait for it")]
+    node: Annotated[str, doc("node of the ranks; for a frozen rank, the node where the others wait for it")]
     place: Annotated[str, doc("file, line and function, empty if unknown")]
     last_step: Annotated[int | None, doc("step of the last heartbeat", "steps")]
     last_node: Annotated[str | None, doc("node of the last heartbeat")]
-    host: Annotated[str, doc("its machine")]
-    pid: Annotated[int | None, doc("its process")]
-    seconds: Annotated[float | None, doc("without progress", "s")]
+    host: Annotated[str, doc("machine of the rank")]
+    pid: Annotated[int | None, doc("process of the rank")]
+    seconds: Annotated[float | None, doc("time without progress", "s")]
     folder: Annotated[str, doc("folder with stacks and collectives of all ranks")]
 
     @property
@@ -96,43 +96,43 @@ class StuckEvent(Event, tag="stuck"):
 class FailureEvent(Event, tag="failure"):
     """a rank failed; every failed rank writes one"""
 
-    rank: Annotated[int | None, doc("that failed, null if it is none of them")]
+    rank: Annotated[int | None, doc("failed rank, null if no rank failed")]
     error: Annotated[str, in_words()]
-    exit_code: Annotated[int | None, doc("of the rank")]
+    exit_code: Annotated[int | None, doc("exit code of the rank")]
     traceback: Annotated[str, in_words("may be empty")]
-    code: Annotated[str, doc("of a diagnostic, for errors of the environment")] = ""
-    agreed: Annotated[bool, doc("all ranks found the same error")] = False
-    lost: Annotated[bool, doc("the rank has only lost contact with another")] = False
-    stopping: Annotated[bool, doc("the rank was asked to stop and did not in time")] = False
+    code: Annotated[str, doc("code of a diagnostic, for errors of the environment")] = ""
+    agreed: Annotated[bool, doc("true if all ranks found the same error")] = False
+    lost: Annotated[bool, doc("true if the rank has only lost contact with another rank")] = False
+    stopping: Annotated[bool, doc("true if the rank did not stop in time after a stop request")] = False
 
 
 class RestartEvent(Event, tag="restart"):
     """ranks have failed and are restarted; `step` is where the run continues ([restarts.md](restarts.md))"""
 
-    number: Annotated[int | None, doc("of this restart, from 1")]
-    of: Annotated[int | None, doc("at most", "restarts")]
+    number: Annotated[int | None, doc("number of this restart, from 1")]
+    of: Annotated[int | None, doc("maximum number of restarts", "restarts")]
     reason: Annotated[str, in_words()]
-    world: Annotated[int | None, doc("from now on", "ranks")]
+    world: Annotated[int | None, doc("number of ranks from now on", "ranks")]
 
 
 class ReplicasEvent(Event, tag="replicas"):
     """from the step after `step` on these replica groups take part ([stacks.md](stacks.md#what-is-learned))"""
 
-    taking_part: Annotated[list[int], doc("the groups")]
-    joined: Annotated[list[int], doc("those of them that did not before")]
-    left: Annotated[list[int], doc("those that did before")]
-    of: Annotated[int | None, doc("there are", "groups")]
-    rows: Annotated[int | None, doc("of a step that they take", "rows")]
+    taking_part: Annotated[list[int], doc("groups that take part")]
+    joined: Annotated[list[int], doc("groups that joined")]
+    left: Annotated[list[int], doc("groups that left")]
+    of: Annotated[int | None, doc("number of all groups", "groups")]
+    rows: Annotated[int | None, doc("rows of a step of the groups that take part", "rows")]
 
 
 class ReplicaGroupEvent(Event, tag="replica_group"):
     """a replica group ended before the run, or is restarted"""
 
-    group: Annotated[int | None, doc("its number")]
+    group: Annotated[int | None, doc("number of the group")]
     state: Annotated[str, doc("`ended`, `started` or `given_up`")]
-    reason: Annotated[str, in_words("why it has ended, in words")]
-    ranks: Annotated[list[int], doc("its ranks")]
-    number: Annotated[int | None, doc("of this start of the group, from 1")]
+    reason: Annotated[str, in_words("reason for its end")]
+    ranks: Annotated[list[int], doc("ranks of the group")]
+    number: Annotated[int | None, doc("number of this start of the group, from 1")]
 
 
 class RunEndEvent(Event, tag="run_end"):
@@ -141,8 +141,8 @@ class RunEndEvent(Event, tag="run_end"):
     status: Annotated[str, doc("see below")]
     exit_code: Annotated[int | None, doc("see below")]
     seconds: Annotated[float | None, doc("since `run_start`", "s")]
-    loss: Annotated[float | None, doc("of the last step", "nats a token")]
-    reason: Annotated[str, in_words("why a run was stopped or interrupted, or has failed")] = ""
+    loss: Annotated[float | None, doc("loss of the last step", "nats a token")]
+    reason: Annotated[str, in_words("reason of a stop, an interruption or a failure")] = ""
 
 
 EVENT_TYPES: Final = {**event_types(training_events.__name__), **event_types(__name__)}

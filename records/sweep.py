@@ -20,63 +20,63 @@ STOP_FILE: Final = "stop"
 class SweepBeginEvent(Event, tag="sweep_begin"):
     """`xtrain run` drives the sweep"""
 
-    sweep_id: Annotated[str, doc("which sweep this is")]
-    attempt: Annotated[str, doc("which start")]
-    lag: Annotated[int, doc("a suggestion rests on the trials up to so many before it")]
-    objective: Annotated[str, doc("key in `metrics.jsonl` of what it looks for the least of")] = ""
+    sweep_id: Annotated[str, doc("id of the sweep")]
+    attempt: Annotated[str, doc("name of this start")]
+    lag: Annotated[int, doc("a suggestion uses the trials up to this many before it")]
+    objective: Annotated[str, doc("key in `metrics.jsonl` of the minimized value")] = ""
 
 
 class TrialAskedEvent(Event, tag="trial_asked"):
     """a trial has its point"""
 
-    trial: Annotated[int, doc("its number, from 0")]
-    name: Annotated[str, doc("its run directory, in the folder of the sweep")]
+    trial: Annotated[int, doc("number of the trial, from 0")]
+    name: Annotated[str, doc("run directory of the trial, in the folder of the sweep")]
     point: Annotated[dict[str, str], doc("setting → value, as `--set` takes it")]
-    sameness: Annotated[str, doc("hash of its plan without where it is written")]
-    config_id: Annotated[str, doc("which experiment it is")]
-    same_as: Annotated[int | None, doc("the earlier trial with an equal plan, whose result it has")] = None
-    reason: Annotated[str, doc("why the point has no plan, so that the trial has failed")] = ""
+    sameness: Annotated[str, doc("hash of its plan without paths of the run")]
+    config_id: Annotated[str, doc("id of its experiment")]
+    same_as: Annotated[int | None, doc("earlier trial with an equal plan, whose result is reused")] = None
+    reason: Annotated[str, doc("reason why the point has no plan and the trial has failed")] = ""
 
 
 class TrialStartedEvent(Event, tag="trial_started"):
     """a trial is started or resumed"""
 
-    trial: Annotated[int, doc("its number")]
-    rung: Annotated[int | None, doc("the rung that it is trained up to, from 0; null: to its end")]
+    trial: Annotated[int, doc("number of the trial")]
+    rung: Annotated[int | None, doc("rung up to which it is trained, from 0; null: to its end")]
 
 
 class TrialMeasuredEvent(Event, tag="trial_measured"):
     """a trial has come to a rung, or to its end"""
 
-    trial: Annotated[int, doc("its number")]
-    rung: Annotated[int | None, doc("which rung, from 0; null: its end")]
-    trained: Annotated[int, doc("steps that it has trained", "steps")]
-    tokens: Annotated[int | None, doc("positions that it has seen", "tokens")]
-    value: Annotated[float | None, doc("the objective as it has measured it last; null: never, or not finite")]
+    trial: Annotated[int, doc("number of the trial")]
+    rung: Annotated[int | None, doc("number of the rung, from 0; null: its end")]
+    trained: Annotated[int, doc("trained steps", "steps")]
+    tokens: Annotated[int | None, doc("trained positions", "tokens")]
+    value: Annotated[float | None, doc("last measured objective; null: never measured, or not finite")]
 
 
 class TrialDecidedEvent(Event, tag="trial_decided"):
     """whether a trial continues after a rung"""
 
-    trial: Annotated[int, doc("its number")]
-    rung: Annotated[int, doc("which rung, from 0")]
-    goes_on: Annotated[bool, doc("whether it is among the best of those that came there up to it")]
+    trial: Annotated[int, doc("number of the trial")]
+    rung: Annotated[int, doc("number of the rung, from 0")]
+    goes_on: Annotated[bool, doc("true if it is among the best trials that have reached the rung so far")]
     place: Annotated[int, doc("its place among them, from 1")]
-    of: Annotated[int, doc("how many they are")]
+    of: Annotated[int, doc("number of these trials")]
 
 
 class TrialFailedEvent(Event, tag="trial_failed"):
     """a trial has failed too often"""
 
-    trial: Annotated[int, doc("its number")]
-    exit_code: Annotated[int | None, doc("of its last try; negative: the signal that ended it")]
+    trial: Annotated[int, doc("number of the trial")]
+    exit_code: Annotated[int | None, doc("exit code of its last try; negative: the signal that ended it")]
 
 
 class SweepEndEvent(Event, tag="sweep_end"):
     """the sweep has ended, or its driver was stopped"""
 
     status: Annotated[str, doc("`done` or `stopped`")]
-    best: Annotated[int | None, doc("the trial with the least objective of those trained to their end")] = None
+    best: Annotated[int | None, doc("trial with the lowest objective among the completed ones")] = None
 
 
 _KINDS: Final = event_types(__name__)

@@ -24,7 +24,7 @@ class TextPart:
 
 
 def width() -> int:
-    """Return the terminal's columns, at most those of a page; for a pipe, those of a page."""
+    """Return the terminal's columns, at most the columns of a page; for a pipe, the columns of a page."""
     return max(20, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
 
 

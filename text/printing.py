@@ -27,7 +27,7 @@ def harmless(text: str) -> str:
 
 
 class SafeOutput:
-    """A text stream whose `write` escapes unsafe characters; other attributes are those of `stream`."""
+    """A text stream whose `write` escapes unsafe characters; other attributes come from `stream`."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Initial points excluded from the search for the steepest descent: their average has few losses.
 SKIPPED_SHARE = 0.1
-# Settings that a sweep overrides (OWN), and those of them that it sets (SET).
+# Settings that a sweep overrides (OWN), and the ones among them that it sets (SET).
 OWN = (
     "experiment.budget", "optimizer.lr", "scheduler", "batch.ramp", "phase", "every", "on", "ema", "checkpoint",
     "launch.stop_at", "launch.stop_after", "workspace.lineage", "workspace.run", "alerts.loss_spike",

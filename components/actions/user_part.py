@@ -23,7 +23,7 @@ class UserAction(UserComponent, PlannedAction):
     reads_parameters = True
     records = True
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "action/NAME/KEY": ("what your own action NAME returned under KEY, on the first rank", "")
+        "action/NAME/KEY": ("value that your own action NAME returned under KEY, on the first rank", "")
     }
 
     def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:

@@ -152,7 +152,7 @@ class _FamilyReader(BodyReader):
             raise BodyError(message, self.declared.span, "use one `ExpertsLayer` on each path through the function")
         return block
 
-    # What there is beside numbers -------------------------------------------------------------------------------------
+    # Values other than numbers ----------------------------------------------------------------------------------------
 
     def attribute(self, value: Any, node: ast.Attribute) -> Any:
         if value is not self.arch:

@@ -92,7 +92,7 @@ class KubernetesJobs:
         codes = [each["state"]["terminated"]["exitCode"] for each in statuses if "terminated" in each["state"]]
         output = answer_of("kubectl", "logs", *pods, "--tail", str(LOG_LINES), "--prefix") if codes else ""
         _delete(launcher, id)
-        # With several pods, the output of a failed one, because the exit code of `xtrain run` is that of such a rank.
+        # With several pods, the output of a failed one, because `xtrain run` exits with the code of such a rank.
         return EndedJob(code=next(filter(None, codes), 0) if codes else None, output=output or "")
 
 

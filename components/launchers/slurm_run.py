@@ -31,7 +31,7 @@ NEVER: Final = ("ARRAY_INX", "WAIT")
 BODY: Final = """\
 set -u
 
-# In the background, so that a signal to this shell is answered while the run goes on.
+# In the background, so that a signal to this shell is handled while the run continues.
 start_run() {{
   {srun} &
   step=$!
@@ -55,7 +55,7 @@ over=0
 trap 'over=1; tell_run' USR1
 
 for start in $(seq 0 {restarts}); do
-  # A later start of this job goes on where the one before was, whatever the spec says of new commands.
+  # A later start of this job resumes the run, whatever the spec says about new commands.
   export XTRAIN_RESTART=$((start + ${{SLURM_RESTART_COUNT:-0}}))
   start_run
   # 1 is a run that failed, above 128 one that was killed; all else would come out the same again.
@@ -65,7 +65,7 @@ done
 {again}exit "$code"
 """
 AGAIN: Final = """\
-# 75: saved and stopped; 138: SIGUSR1 came before the run could answer. It goes on when the job starts again.
+# 75: saved and stopped; 138: SIGUSR1 came before the run could handle it. The run resumes when the job starts again.
 if [ "$over" -eq 1 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
   case "$code" in
     75 | 138) scontrol requeue "$SLURM_JOB_ID" ;;

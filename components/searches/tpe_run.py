@@ -100,7 +100,7 @@ class StudyFile:
     _count: int = field(default=0, init=False)
 
     def update(self, state: SweepState) -> None:
-        """Add ended trials up to the first one that has not ended."""
+        """Add ended trials up to the first unfinished one."""
         if self._study is None:
             self._study = self._begun()
         while (trial := state.trials.get(self._count)) is not None and state.of(trial).ended:

@@ -212,7 +212,7 @@ def _parts(data: Any) -> tuple[Plain, str | None]:
     return (data.value, data.unit) if isinstance(data, Quantity) else (data, None)
 
 
-# Units: from the units of both sides (None is a plain number) to that of the result -----------------------------------
+# Units: from the units of both sides (None is a plain number) to the unit of the result -------------------------
 
 
 def _same(sign: str, left: str | None, right: str | None) -> str | None:

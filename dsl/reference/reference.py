@@ -268,7 +268,7 @@ def _label(
 
 
 def label_setting(attribute: attrs.Attribute) -> Setting:
-    """Return the metadata of a label as that of a setting."""
+    """Return the metadata of a label, in the form of a setting's metadata."""
     number = int in _parts(attribute.type)
     doc = _LABELS.get(attribute.name, f"the label of the block: its {attribute.name}")
     check = at_least(1) if number else attribute.metadata.get("check")

@@ -41,7 +41,7 @@ def begun_from() -> Any:
 
 @ADAPTERS.base
 class Adapter(Component):
-    """`adapter NAME { … }`: small matrices trained next to those of a frozen model; without this block the model itself
+    """`adapter NAME { … }`: small matrices trained next to a frozen model; without this block the model itself
     is trained."""
 
     targets: tuple[str, ...]
@@ -52,7 +52,7 @@ class Adapter(Component):
     peft_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of PEFT's `adapter_config.json` that `of_peft` reads."""
     free: ClassVar[frozenset[str]] = frozenset()
-    """Settings that may differ from those of the folder."""
+    """Settings that may differ from the folder's settings."""
 
     @property
     def drops(self) -> float:
@@ -176,7 +176,7 @@ class AdapterTask:
     )
     adapter: Adapter = setting("its adapter", default=None, added=True, example="adapter lora { rank = 16 }")
     optimizer: Optimizer = setting(
-        "separate optimizer with its own `clip`; without it, one like that of the spec",
+        "separate optimizer with its own `clip`; without it, one like the spec's optimizer",
         default=None,
         added=True,
         without=_SHARED,

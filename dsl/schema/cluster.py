@@ -59,7 +59,7 @@ class Cluster(Component):
         "devices per node; auto: as many as `launch` uses", default=AUTO, check=at_least(1), role=Role.MESH
     )
     memory: Quantity | Auto = setting(
-        "memory of a device; auto: that of the preset",
+        "memory of a device; auto: from the preset",
         default=AUTO,
         units=("bytes",),
         check=positive,
@@ -83,7 +83,7 @@ class Cluster(Component):
         example="45%",
     )
     link: Quantity | Auto = setting(
-        "bandwidth of a device inside its node, bytes per second; auto: that of the preset",
+        "bandwidth of a device inside its node, bytes per second; auto: from the preset",
         default=AUTO,
         units=("bytes",),
         check=positive,
@@ -91,7 +91,7 @@ class Cluster(Component):
         example="419 GiB",
     )
     network: Quantity | Auto = setting(
-        "bandwidth of a device to other nodes, bytes per second; auto: that of the preset",
+        "bandwidth of a device to other nodes, bytes per second; auto: from the preset",
         default=AUTO,
         units=("bytes",),
         check=positive,
@@ -267,7 +267,7 @@ class Serve:
         role=Role.EXECUTION,
     )
     adapters: int = setting(
-        "adapters in memory at the same time", default=16, check=Range(low=1, high=999), role=Role.EXECUTION
+        "number of adapters in memory at the same time", default=16, check=Range(low=1, high=999), role=Role.EXECUTION
     )
     max_tokens: int = setting(
         "maximum tokens of a text that a client sends or generates",

@@ -304,7 +304,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     def _import(self, module: str) -> None:
         importlib.import_module(f"{PACKAGE}.{self.folder}.{module}")
 
-    # The kind as one block: for what is said of a block whose label is not known ------------------------------------
+    # The kind as one block: for messages about a block with an unknown label ----------------------------------------
 
     def label(self) -> attrs.Attribute:
         """Return the label attribute, with all registered names as its words."""

@@ -149,7 +149,7 @@ class Dataset:
         default="auto",
     )
     template: str | Auto = setting(
-        "chat template: `chatml`, `llama3`, `plain`, or the path of a Jinja template; auto: that of the tokenizer",
+        "chat template: `chatml`, `llama3`, `plain`, or the path of a Jinja template; auto: the tokenizer's template",
         default=AUTO,
         check=file_path,
         example='"chatml"',
@@ -259,13 +259,13 @@ class Phase:
 
     name: str = label(check=file_name)
     from_: Quantity = setting(
-        "where it begins: a number of steps, tokens or epochs, or a share of the budget",
+        "start of the phase: a number of steps, tokens or epochs, or a share of the budget",
         units=("steps", "tokens", "epochs", "%"),
         check=share,
         example="90%",
     )
     mix: dict[str, Weight] = setting(
-        "weights that differ from those of `mixture`; other datasets keep theirs",
+        "weights that differ from `mixture`; other datasets keep their weights",
         default={},
         units=("epochs",),
         check=not_negative,
@@ -273,7 +273,7 @@ class Phase:
     )
     lr_scale: float = setting("factor on the learning rate of the scheduler", default=1.0, check=positive)
     mtp_weight: float | None = setting(
-        "loss weight of the modules that predict further tokens in this phase; none: that of the model",
+        "loss weight of the modules that predict further tokens in this phase; none: the model's weight",
         default=None,
         check=not_negative,
         example="0.1",

@@ -38,7 +38,7 @@ class Packing(Component):
 
     @classmethod
     def names_rows(cls, group: int) -> dict[str, Any]:
-        """Return what distinguishes its rows from those of other packings, as JSON. group: documents packed
+        """Return what distinguishes its rows from the rows of other packings, as JSON. group: documents packed
         together."""
         return {"packing": cls.rows(), "group": group}
 

@@ -24,7 +24,7 @@ ADVANTAGES: Final = "advantages"
 TEACHER_IDS: Final = "teacher_ids"
 """Column with the teacher's most probable tokens at each position."""
 TEACHER_LOGPROBS: Final = "teacher_logprobs"
-"""Column with the log-probabilities of those tokens, followed by that of all other tokens together."""
+"""Column with the log-probabilities of those tokens, followed by the log-probability of all other tokens together."""
 LATER: Final = "later_ids"
 """Column for modules that predict further tokens, with `/` and the module's number appended: the token that many
 positions later in the same document, which the module reads; 0 if there is none."""
@@ -206,7 +206,7 @@ def reference_setting() -> Any:
     """Declare the setting `reference` of losses that compare with a reference model."""
     return setting(
         "source of the column `ref_logprobs`, computed once before the first step: initial: the initial weights of "
-        "the run; adapter_off: the model under the adapter; a folder: the model in it; precomputed: not computed, "
+        "the run; adapter_off: the model with the adapter off; a folder: the model in it; precomputed: not computed, "
         "a column of the data",
         default=INITIAL,
         check=file_path,
@@ -241,7 +241,7 @@ PAIR_METRICS: Final = {
     "rewards/chosen": ("reward of preferred answers, mean over the pairs of the step", _REWARD),
     "rewards/rejected": ("reward of rejected answers, mean over the pairs of the step", _REWARD),
     "rewards/margin": ("their difference", _REWARD),
-    "rewards/accuracy": ("pairs whose preferred answer has the higher reward", "share, 0 to 1"),
+    "rewards/accuracy": ("share of pairs whose preferred answer has the higher reward", "share, 0 to 1"),
 }
 
 

@@ -162,11 +162,13 @@ class TransformerSettings(Model):
     )
     head_dim: int | Auto = setting("width of a head; auto: dim / heads", default=AUTO, check=at_least(2))
     ffn: int | Auto = setting(
-        "width of the feed-forward layer; auto: 8/3 dim rounded up to a multiple of 64", default=AUTO, check=at_least(1)
+        "width of the feed-forward layer; auto: 8/3 dim, rounded up to the next multiple of 64",
+        default=AUTO,
+        check=at_least(1),
     )
     vocab: int | Literal["tokenizer"] | Auto = setting(
-        "vocabulary size; auto: that of the tokenizer, or of a model folder's config.json; tokenizer: a model "
-        "folder gets a row for every id of the tokenizer, new rows start as the mean of the others",
+        "vocabulary size; auto: from the tokenizer, or from a model folder's config.json; tokenizer: a model folder "
+        "gets a row for every id of the tokenizer, new rows start as the mean of the others",
         default=AUTO,
         check=at_least(2),
     )
@@ -184,7 +186,7 @@ class TransformerSettings(Model):
         role=Role.EXECUTION,
     )
     weights: Literal["auto", "none"] = setting(
-        "initial weights of a run; auto: those of the model's folder, if it has one; none: random",
+        "initial weights of a run; auto: from the model's folder, if it has one; none: random",
         default="auto",
         role=Role.PATH,
         added=True,
@@ -205,7 +207,7 @@ class TransformerSettings(Model):
         added=True,
     )
     mtp_weight: float = setting(
-        "weight of the mean of their cross-entropies, added to that of the next token",
+        "weight of the mean of their cross-entropies, added to the cross-entropy of the next token",
         default=0.3,
         check=not_negative,
         added=True,
@@ -305,10 +307,10 @@ class ExpertTransformer(TransformerSettings):
     """Settings of every family whose blocks have experts."""
 
     experts: int = setting("number of routed experts in a block", check=between(2, MOST_EXPERTS), example="8")
-    experts_per_token: int = setting("experts each token is sent to", default=2, check=at_least(1))
+    experts_per_token: int = setting("number of experts that each token is sent to", default=2, check=at_least(1))
     expert_ffn: int | Auto = setting("width of one expert; auto: ffn", default=AUTO, check=at_least(1))
     shared_experts: int = setting(
-        "experts that every token is sent to, computed as one SwiGLU", default=0, check=at_least(0)
+        "number of shared experts, which process every token; computed as one SwiGLU", default=0, check=at_least(0)
     )
     router: Router = setting("how tokens choose experts", default=Router())
 

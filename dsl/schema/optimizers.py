@@ -124,7 +124,7 @@ States = Literal["auto", "bf16"]
 def state_format() -> Any:
     """Declare the setting `states` of optimizers whose moments may have another format than the parameters."""
     return setting(
-        "number format of stored moments; auto: that of the parameters. Arithmetic is in fp32 or higher",
+        "number format of stored moments; auto: the parameters' format. Arithmetic is in fp32 or higher",
         default="auto",
         added=True,
     )
@@ -249,7 +249,7 @@ class ParameterGroup:
     name: str = label(check=some_text)
     lr_scale: float = setting("factor on the learning rate of its optimizer", default=1.0, check=positive)
     weight_decay: float | None = setting(
-        "weight decay of all of its parameters, including vectors; none: that of its optimizer",
+        "weight decay of all of its parameters, including vectors; none: from its optimizer",
         default=None,
         check=not_negative,
     )

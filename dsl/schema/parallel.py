@@ -99,7 +99,7 @@ class Tp:
 
 @frozen
 class Ep:
-    """`ep N`: expert parallel; adds no ranks, but reuses those of fsdp · ring · ulysses · tp."""
+    """`ep N`: expert parallel; adds no ranks, but reuses the ranks of fsdp · ring · ulysses · tp."""
 
     size: int = 1
 
@@ -113,7 +113,7 @@ class Fsdp:
         "number of replicas of the sharded model (HSDP)", default=1, check=rank_count, role=Role.MESH
     )
     reduce: Literal["auto", "fp32", "fp64", "bf16"] = setting(
-        "format in which fsdp sums gradients; auto: that of the parameters", default="auto", role=Role.EXECUTION
+        "format in which fsdp sums gradients; auto: the parameters' format", default="auto", role=Role.EXECUTION
     )
     reshard: bool | Auto = setting(
         "free the gathered parameters of a block between forward and backward; auto: only without a pipeline",
@@ -164,7 +164,7 @@ class Pp:
         role=Role.MESH,
     )
     head_cost: float | Auto = setting(
-        "cost of the output head when stages are balanced, in layers; auto: its weights / those of a block",
+        "cost of the output head when stages are balanced, in layers; auto: its weights / the weights of a block",
         default=AUTO,
         check=not_negative,
         role=Role.MESH,

@@ -34,7 +34,10 @@ POLICY: Final = {
         "current probability of a label divided by its sampling probability; mean over the valid tokens of the step",
         "",
     ),
-    "policy/clipped": ("valid tokens whose loss has no gradient because their ratio is clipped", "share, 0 to 1"),
+    "policy/clipped": (
+        "share of valid tokens whose loss has no gradient because their ratio is clipped",
+        "share, 0 to 1",
+    ),
     "policy/kl": (
         "divergence of the policy from the sampling policy: mean over valid tokens of ρ − 1 − log ρ, ρ the ratio",
         "nats a token",
@@ -168,10 +171,13 @@ layer; 0: unknown."""
 METRICS: Final = {
     "rollout/reward_std": ("standard deviation of the rewards of the step", ""),
     "rollout/no_signal": (
-        "groups whose completions all have the same reward, so that their advantages are 0",
+        "share of groups whose completions all have the same reward, so that their advantages are 0",
         "share, 0 to 1",
     ),
-    "rollout/tokens": ("length of a completion including the final token, mean over those of the step", "tokens"),
+    "rollout/tokens": (
+        "length of a completion including the final token, mean over the completions of the step",
+        "tokens",
+    ),
     "rollout/cut": ("completions cut off at `max_tokens`", "share, 0 to 1"),
     "rollout/left_out": (
         "with `top_k` or `top_p`: probability of the excluded tokens, mean over the sampled tokens of the step",
@@ -196,14 +202,14 @@ class Rollout:
     trains on them; the training datasets provide the prompts."""
 
     group: int = setting("completions per prompt, which are compared with each other", default=8, check=at_least(1))
-    max_tokens: int = setting("maximum tokens of a completion", default=256, check=at_least(1))
+    max_tokens: int = setting("maximum number of tokens of a completion", default=256, check=at_least(1))
     temperature: float = setting(
         "sampling temperature; the log-probabilities of the loss are of logits / temperature too",
         default=1.0,
         check=positive,
     )
     top_k: int | None = setting(
-        "sample from this many of the most likely tokens; none: from all",
+        "sample from this many most probable tokens; none: from all",
         default=None,
         check=at_least(1),
         example="50",

@@ -153,7 +153,7 @@ class Precision:
 
     params: Literal["fp32", "fp64", "bf16"] = setting("format of parameters and optimizer state", default="fp32")
     compute: Literal["auto", "fp32", "fp64", "bf16", "fp8"] = setting(
-        "format of forward and backward; auto: that of the parameters; fp8: for products of blocks only",
+        "format of forward and backward; auto: the parameters' format; fp8: for products of blocks only",
         default="auto",
     )
     fp8: Fp8 = setting("settings of `compute = fp8`", default=Fp8(), added=True)

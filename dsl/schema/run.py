@@ -69,7 +69,7 @@ class Launch:
     """`launch { … }`: nodes, ranks and devices of a run, and when it stops."""
 
     nodes: int | Auto = setting(
-        "number of nodes; auto: those of `cluster` if given there, else 1",
+        "number of nodes; auto: from `cluster` if given there, else 1",
         default=AUTO,
         check=rank_count,
         role=Role.MESH,
@@ -82,7 +82,7 @@ class Launch:
         role=Role.MESH,
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
-        "device of a rank; auto: that of `cluster`, else cuda if available, else cpu",
+        "device of a rank; auto: from `cluster`, else cuda if available, else cpu",
         default="auto",
         role=Role.EXECUTION,
     )
@@ -236,7 +236,7 @@ class Tracker(Component):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def does(self) -> str:
-        """Return the description of its node: the first rank …, beside training."""
+        """Return the description of its node: the first rank …, during training."""
         raise NotImplementedError
 
     @classmethod

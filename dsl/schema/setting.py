@@ -80,9 +80,9 @@ variable_name: Final = TextCheck(
     _problem_of_variable,
 )
 some_text: Final = TextCheck(
-    "not empty", "write a text, or leave it out", "", lambda text: None if text else "must not be empty"
+    "not empty", "write a text, or remove it", "", lambda text: None if text else "must not be empty"
 )
-one_line: Final = TextCheck("one line, not empty", "write a text, or leave it out", "", _problem_of_line)
+one_line: Final = TextCheck("one line, not empty", "write a text, or remove it", "", _problem_of_line)
 host_name: Final = TextCheck(
     "a name or an address, without a port", 'write it as clients do, such as `"gpu1.lab"`', "", _problem_of_host
 )
@@ -181,7 +181,7 @@ def setting(
 
 
 def component_name(registry: Any, *, role: Role) -> Any:
-    """Declare a field that names a component; the default is that of the registry.
+    """Declare a field that names a component; the default is the registry's default.
 
     The registered components are unknown until everything is imported: `settings_of` returns the words and their
     meaning.

@@ -19,7 +19,7 @@ REQUIRED: Final = object()
 WEIGHT: Final = "weight"  # declares a parameter of a layer as a parameter of the model
 CUTS: Final = ("column", "row")
 INITIALS: Final = ("normal", "residual", "ones", "zeros")
-# Bounds in annotations, `Annotated[int, at_least(1)]`; those of the first line take numbers.
+# Bounds in annotations, `Annotated[int, at_least(1)]`; the ones in the first line take numbers.
 _BOUNDS: Final[dict[str, Any]] = {
     "at_least": setting.at_least, "between": setting.between,
     "positive": setting.positive, "not_negative": setting.not_negative, "proper_fraction": setting.proper_fraction,

@@ -204,29 +204,35 @@ def _ready(action: PipelineAction, stages: int, done: dict[tuple[str, int, int],
 
 
 SOURCES: Final = {
-    "flops_per_token": "6 · parameters in matrix products + 12 · layers · heads · head_dim · sequence; the embedding "
-    "table left out, the head counted, experts by those a token uses, no discount for causality, recomputation not "
-    "counted (PaLM, arXiv 2204.02311, appendix B)",
-    "work": "the same by what it grows with, and what backwards compute a second time",
-    "memory": "what the modules of the runtime keep, and the order in which a step makes and frees it, counted; each "
-    "row one document, routing even; of the ranks of a pipeline coordinate the one with the largest pieces. "
-    "torch.compile is planned as without it",
-    "reserve": "on cuda: context, libraries and what the allocator cannot use",
+    "flops_per_token": (
+        "6 · parameters in matrix products + 12 · layers · heads · head_dim · sequence; without the embedding table, "
+        "with the head and the experts that a token uses; no discount for causality, no recomputation (PaLM, arXiv "
+        "2204.02311, appendix B)"
+    ),
+    "work": "flops_per_token split by the quantities that it scales with, plus recomputation in backwards",
+    "memory": (
+        "counted from the tensors that modules of the runtime keep, in the order in which a step allocates and frees "
+        "them; each row one document, balanced routing; for each pipeline coordinate the rank with the largest "
+        "shards; effects of torch.compile not included"
+    ),
+    "reserve": "on cuda: context, libraries and memory that the allocator cannot use",
     "communication": "the collectives of the runtime, counted; seconds by ring algorithms at the speed of the slowest "
     "link of the axis",
-    "times": "operations at the efficiency of `cluster`, waiting for exposed calls, and the bubble of the schedule; "
-    "mfu from flops_per_token, each row one whole document",
-    "checkpoint_bytes": "parameters and two moments in the format of the parameters, and averages where they are kept",
+    "times": (
+        "operations at the efficiency of `cluster`, exposed communication, and the bubble of the pipeline schedule; "
+        "mfu from flops_per_token, each row one document"
+    ),
+    "checkpoint_bytes": "parameters and two moments in the format of the parameters, and averages if there are any",
 }
 WINDOWED: Final = {
-    "flops_per_token": f"{SOURCES['flops_per_token']}; of attention with a window the positions that lie less than it "
-    "apart, before and behind",
+    "flops_per_token": f"{SOURCES['flops_per_token']}; for attention with a window, the positions at a distance below "
+    "the window, in both directions",
 }
 
 TAUGHT: Final = {"work": f"{SOURCES['work']}; and the forward of the teacher"}
-REFERRED: Final = {"work": f"{SOURCES['work']}; and a forward of what the loss compares with"}
+REFERRED: Final = {"work": f"{SOURCES['work']}; and a forward of the reference"}
 FROZEN: Final = {
-    "work": f"{SOURCES['work']}; without gradients of what is not trained, and of what is below all that is",
+    "work": f"{SOURCES['work']}; without gradients of frozen parameters, and of modules below all trained ones",
 }
 
 

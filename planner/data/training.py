@@ -422,7 +422,7 @@ def _repeated(spec: Spec, trained: Set[str]) -> Iterator[RolloutProblem]:
     path, hint = "rollout.updates", "write `updates = 1`"
     if len(trained) > 1:
         names = ", ".join(sorted(trained))
-        message = f"steps draw their prompts from several datasets ({names}), and only those of one can be repeated"
+        message = f"steps draw their prompts from several datasets ({names}), but only one can be repeated"
         yield "updates.datasets", path, message, f"{hint}, or put all prompts into one dataset"
     if spec.batch.ramp_from is not None:
         message = "the steps of a ramp have unequal numbers of prompts, which cannot be repeated"

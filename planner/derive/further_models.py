@@ -245,7 +245,7 @@ def read_scorer(spec: Spec, arch: Architecture, found: Findings) -> Shape | None
     shape, problem = _scorer_shape(folder, spec)
     if shape is None:
         code, message = problem
-        hint = "give a folder that `xtrain export` has written of a run with a loss of rewards, or that of an "
+        hint = "give an export of a run with a reward loss, or the folder of an "
         found.fail(SCORER_RULE, code, SCORER_PATH, message, f"{hint}AutoModelForSequenceClassification with one label")
         return None
     if (apart := other_tokens(spec, arch, folder, shape.architecture.vocab, "reward model")) is not None:

@@ -156,7 +156,7 @@ def build_layout(spec: Spec, world: int | None, *, heads: int, kv_heads: int, fo
         total = _solve_fsdp(spec, sizes, world, reasons, found)
     if total is not None:
         fills = world is not None or isinstance(spec.launch.ranks_per_node, Auto)
-        # All requested machines are used; those of the cluster only as needed.
+        # All requested machines are used; machines of the cluster only as needed.
         spread = world is None and fills and not isinstance(spec.launch.nodes, Auto)
         placed = _machines(spec, total, fills, spread, reasons, found)
     if total is None or placed is None:

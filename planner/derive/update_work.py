@@ -124,7 +124,7 @@ def work_of(found: list[MatrixBatch], width: int, steps: int, heads_of: Callable
         pieces = width * sum(prod(stack.at(len(batch.cuts) - 1, place)) for stack in batch.stacks)
         whole = width * sum(prod(stack.shape) for stack in own)
         largest = width * max((prod(stack.shape) for stack in own), default=0)
-        # The pieces and their message, those of the previous batch, the received pieces and the joined matrix, and
+        # The pieces and their message, the pieces of the previous batch, the received pieces and the joined matrix, and
         # three matrices of the iteration.
         scratch = max(scratch, before + 2 * pieces + 2 * whole + 3 * largest)
         before = 2 * pieces if batch.cuts else 0

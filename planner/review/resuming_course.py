@@ -132,9 +132,7 @@ def _budget(one: ResumedPlan, other: ResumedPlan, step: int | None, at: str) -> 
         yield safe(path, text, "none" if alike else "learning")
         return
     if alike:
-        text += (
-            f"the learning rate up to step {done:,} equals that of a run of {plural(total_b, 'step')} from its start"
-        )
+        text += f"the learning rate up to step {done:,} is the same as in a run of {plural(total_b, 'step')}"
         yield safe(path, text)
         return
     kind = other.args["kind"]

@@ -115,7 +115,7 @@ def settle_worlds(spec: Spec, world: int | None, found: Findings, validate: Vali
         return Elastic(spec=bare, world=world)
     found.passed(rule, f"{', '.join(map(str, worlds))} of {given} ranks take {plural(rows, 'row')} a step")
     chosen = world or _declared(spec) or max(worlds)
-    why = "" if not isinstance(spec.batch.rows, Auto) else f"those of {plural(number, 'rank')}, whatever the world"
+    why = "" if not isinstance(spec.batch.rows, Auto) else f"the rows of {plural(number, 'rank')}, whatever the world"
     return Elastic(spec=adapted, world=chosen, worlds=worlds, refused=refused, why_rows=why)
 
 

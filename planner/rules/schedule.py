@@ -239,12 +239,12 @@ def _check_idle(spec: Spec, phases: tuple[PlanPhase, ...], found: Findings) -> N
         return
     for before, phase in pairwise(phases):
         if _learned_by(before) == _learned_by(phase):
-            message = f"phase {phase.name} changes nothing: shares and learning rate equal those of {before.name}"
+            message = f"phase {phase.name} changes nothing: shares and learning rate equal the ones of {before.name}"
             hint = "give it a `mix` or an `lr_scale`, or remove it"
             found.warn(f"idle.phase.{phase.name}", "W401", f"phase.{phase.name}", message, hint)
 
 
-MOST_STARTS: Final = 100_000  # starts of an action that are compared with those of another one
+MOST_STARTS: Final = 100_000  # starts of an action that are compared with the starts of another one
 
 
 @frozen

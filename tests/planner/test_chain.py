@@ -79,15 +79,15 @@ def test_a_collator_may_do_the_work_of_several_links(own):
 
 @pytest.mark.parametrize(("chain", "message", "hint"), [
     ("to_tensor -> flatten -> drop -> shift_tokens -> pack",
-        "`drop` takes labelled samples, but `flatten` gives token samples", "put `drop` behind `shift_tokens`"),
-    (f"hide -> {USUAL} -> pack", "the reader gives rows of token arrays", "put `hide` behind `pack`"),
+        "`drop` takes labelled samples, but `flatten` gives token samples", "put `drop` after `shift_tokens`"),
+    (f"hide -> {USUAL} -> pack", "the reader gives rows of token arrays", "put `hide` after `pack`"),
     ("to_tensor -> rows -> flatten -> shift_tokens -> pack", "`rows` takes rows of token arrays", "put `rows` first"),
     ("to_tensor -> mine -> shift_tokens -> pack",
         "`shift_tokens` takes token samples, but `mine` gives labelled samples", "leave `shift_tokens` out"),
     ("to_tensor -> mine -> drop", "a model takes a microbatch, but `drop` gives", "`pack` takes labelled samples"),
     (f"{USUAL} -> pack -> look", "`look` takes part of a microbatch, but `pack` gives microbatch",
-        "put `look` behind `shard`"),
-    (f"{USUAL} -> drop -> hide -> pack", "`hide` takes microbatch, but `drop` gives", "put `hide` behind `pack`"),
+        "put `look` after `shard`"),
+    (f"{USUAL} -> drop -> hide -> pack", "`hide` takes microbatch, but `drop` gives", "put `hide` after `pack`"),
 ])  # fmt: skip
 def test_a_wrong_place_is_an_error_with_the_right_one(own, chain, message, hint):
     result = own(chain)
