@@ -15,7 +15,7 @@ from xtrain.planner.review.mesh import crosses_nodes
 from xtrain.text.page import Detail, Page
 from xtrain.text.units import WIDTH, bytes_text, count_text, flops_text, rate_text, seconds_text
 
-CATEGORIES: Final = tuple(each.name for each in attrs.fields(Memory) if each.type is int)
+CATEGORIES: Final = tuple(field.name for field in attrs.fields(Memory) if field.type is int)
 SHORT: Final = {
     "parameters": "params",
     "gradients": "grads",
@@ -42,17 +42,17 @@ def show_memory(page: Page, plan: Plan, detail: Detail) -> None:
     """Show a line for every kind of rank, with its trace if there is one, then the verdict."""
     classes, room = plan.estimates.classes, headroom(plan)
     unit, size = next((u for u in UNITS if room.worst.memory.total_bytes >= u[1]), UNITS[-1])
-    offloaded = any(each.memory.offloaded for each in classes)
+    offloaded = any(one.memory.offloaded for one in classes)
     host = "; params, grads, optim. in host memory, not in total" if offloaded else ""
     peak = "forward_backward" if plan.serves else "step"
     page.heading("MEMORY", f"{unit} on a rank at the peak of a {peak}{host}")
-    used = [each for each in CATEGORIES if any(getattr(one.memory, each) for one in (*classes, *plan.traced))]
-    rows: list[tuple[str, ...]] = [("", *(SHORT.get(each) or each for each in used), "total")]
-    groups = [list(group) for _, group in groupby(classes, key=lambda each: each.memory)]
+    used = [name for name in CATEGORIES if any(getattr(one.memory, name) for one in (*classes, *plan.traced))]
+    rows: list[tuple[str, ...]] = [("", *(SHORT.get(name) or name for name in used), "total")]
+    groups = [list(group) for _, group in groupby(classes, key=lambda one: one.memory)]
     shown = _chosen(groups, room.worst, detail.most(MOST_CLASSES))
-    for name, each in ((_name(plan, members), members[0]) for members in shown):
-        rows.append((name, *_cells(each.memory, used, size)))
-        rows += [("  traced", *_cells(t.memory, used, size, traced=True)) for t in plan.traced if t.pp == each.pp]
+    for name, first in ((_name(plan, members), members[0]) for members in shown):
+        rows.append((name, *_cells(first.memory, used, size)))
+        rows += [("  traced", *_cells(t.memory, used, size, traced=True)) for t in plan.traced if t.pp == first.pp]
     page.table(rows, align="<" + ">" * (len(used) + 1), styles=("cyan",))
     styles = {"fits": "green", "tight": "yellow", "does not fit": "red", "unknown": "dim"}
     page.more(len(groups) - len(shown), "memory")
@@ -70,12 +70,14 @@ def _remedies(page: Page, plan: Plan) -> None:
     device, times = plan.cluster.memory_bytes, plan.estimates.times
     page.line("  the fullest rank would hold less with")
     rows = []
-    for each in plan.estimates.remedies:
-        share = f" ({each.memory_bytes / device:.0%})" if device else ""
+    for remedy in plan.estimates.remedies:
+        share = f" ({remedy.memory_bytes / device:.0%})" if device else ""
         took = "step time unknown"
-        if each.seconds is not None and times is not None:
-            took = f"a step takes {seconds_text(each.seconds)}, {each.seconds / times.step - 1:+.0%}"
-        rows.append(([f"--set {quote(text)}" for text in each.sets], f"{bytes_text(each.memory_bytes)}{share}", took))
+        if remedy.seconds is not None and times is not None:
+            took = f"a step takes {seconds_text(remedy.seconds)}, {remedy.seconds / times.step - 1:+.0%}"
+        rows.append(
+            ([f"--set {quote(text)}" for text in remedy.sets], f"{bytes_text(remedy.memory_bytes)}{share}", took)
+        )
     room = WIDTH - len("  " + "  " + "  " + "  ") - sum(max(len(row[column]) for row in rows) for column in (1, 2))
     lines = []
     for sets, *figures in rows:
@@ -97,7 +99,7 @@ def _joined(words: list[str], room: int) -> list[str]:
 
 def _cells(memory: Memory, used: list[str], size: int, *, traced: bool = False) -> list[str]:
     """Return numbers in one unit; cells that a trace cannot measure are `–`."""
-    parts = ["–" if traced and each == "reserve" else _number(getattr(memory, each), size) for each in used]
+    parts = ["–" if traced and name == "reserve" else _number(getattr(memory, name), size) for name in used]
     return [*parts, _number(memory.total_bytes, size)]
 
 
@@ -148,12 +150,12 @@ class TraceComparison:
 
 def ranks_to_trace(plan: Plan) -> tuple[int, ...]:
     """Return the first rank of every pipeline coordinate, but only one of neighbors with equal estimates."""
-    found: list[RankClass] = []
+    distinct: list[RankClass] = []
     for one in plan.estimates.classes:
-        if not found or evolve(one, pp=found[-1].pp) != found[-1]:
-            found.append(one)
-    each = plan.mesh.world_size // plan.mesh.size("pp")
-    return tuple(one.pp * each for one in found)
+        if not distinct or evolve(one, pp=distinct[-1].pp) != distinct[-1]:
+            distinct.append(one)
+    size = plan.mesh.world_size // plan.mesh.size("pp")
+    return tuple(one.pp * size for one in distinct)
 
 
 def with_trace(plan: Plan, traced: tuple[Traced, ...]) -> Plan:
@@ -165,7 +167,7 @@ def with_trace(plan: Plan, traced: tuple[Traced, ...]) -> Plan:
 def agreement(plan: Plan) -> tuple[Check, ...]:
     """Return a check for each figure, with the rank on which estimate and trace differ most; it warns beyond
     TOLERANCE."""
-    pairs = [(each, one) for each in plan.traced for one in plan.estimates.classes if one.pp == each.pp]
+    pairs = [(traced, one) for traced in plan.traced for one in plan.estimates.classes if one.pp == traced.pp]
     if not pairs:
         return ()
     return (*_memory(pairs), *_traffic(plan.mesh, pairs))
@@ -176,7 +178,7 @@ def _memory(pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
     for name in CATEGORIES:
         if name == "reserve":
             continue
-        found = [
+        comparisons = [
             TraceComparison(
                 rank=traced.rank,
                 closed=getattr(one.memory, name),
@@ -185,16 +187,16 @@ def _memory(pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
             )
             for traced, one in pairs
         ]
-        if any(each.closed or each.traced for each in found):
-            yield _check(f"memory.{name}", found)
+        if any(one.closed or one.traced for one in comparisons):
+            yield _check(f"memory.{name}", comparisons)
 
 
 def _traffic(mesh: Mesh, pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
     """Yield checks of calls and bytes by group of ranks: a trace cannot distinguish axes with the same ranks, such as
     tp 2 and ep 2."""
     sums = [(traced, sums_of_groups(mesh, one.traffic), sums_of_groups(mesh, traced.traffic)) for traced, one in pairs]
-    names = _axes_of_groups(mesh, (each for traced, _ in pairs for each in traced.traffic))
-    names |= _axes_of_groups(mesh, (each for _, one in pairs for each in one.traffic))
+    names = _axes_of_groups(mesh, (call for traced, _ in pairs for call in traced.traffic))
+    names |= _axes_of_groups(mesh, (call for _, one in pairs for call in one.traffic))
     for kind, axes in names.items():
         bytes_found, calls_found = [], []
         for traced, planned, seen in sums:
@@ -206,28 +208,28 @@ def _traffic(mesh: Mesh, pairs: list[tuple[Traced, RankClass]]) -> Iterable[Chec
 
 
 def _axes_of_groups(mesh: Mesh, traffic: Iterable[Traffic]) -> dict[tuple[Ranks, str], dict[str, None]]:
-    found: dict[tuple[Ranks, str], dict[str, None]] = {}
-    for each in traffic:
-        found.setdefault((mesh.group(each.axis), each.op), {})[each.axis] = None
-    return found
+    axes: dict[tuple[Ranks, str], dict[str, None]] = {}
+    for call in traffic:
+        axes.setdefault((mesh.group(call.axis), call.op), {})[call.axis] = None
+    return axes
 
 
 def sums_of_groups(mesh: Mesh, traffic: Iterable[Traffic]) -> dict[tuple[Ranks, str], tuple[int, int]]:
     """Return (calls, bytes) by group of ranks, as in `Mesh.group`, and op."""
-    found: dict[tuple[Ranks, str], tuple[int, int]] = {}
-    for each in traffic:
-        kind = mesh.group(each.axis), each.op
-        calls, size = found.get(kind, (0, 0))
-        found[kind] = calls + each.count, size + each.bytes
-    return found
+    sums: dict[tuple[Ranks, str], tuple[int, int]] = {}
+    for call in traffic:
+        kind = mesh.group(call.axis), call.op
+        calls, size = sums.get(kind, (0, 0))
+        sums[kind] = calls + call.count, size + call.bytes
+    return sums
 
 
 def _check(id: str, sizes: list[TraceComparison], counts: list[TraceComparison] | None = None) -> Check:
-    size = max(sizes, key=lambda each: each.apart)
+    size = max(sizes, key=lambda comparison: comparison.apart)
     text = f"formula {bytes_text(size.closed)}, trace {bytes_text(size.traced)}"
     apart = size.apart
     if counts is not None:
-        count = max(counts, key=lambda each: each.apart)
+        count = max(counts, key=lambda comparison: comparison.apart)
         text += f"; {count.closed:,} calls, {count.traced:,}"
         apart = max(apart, count.apart)
     status: Status = "warn" if apart > TOLERANCE else "pass"
@@ -254,39 +256,39 @@ class Sent:
 def busiest(plan: Plan) -> RankClass:
     """Return the class that spends the most time on communication; without known times, the one that sends the most."""
     return max(
-        plan.estimates.classes, key=lambda each: (sum(t.seconds or 0.0 for t in each.traffic), _bytes(each.traffic))
+        plan.estimates.classes, key=lambda one: (sum(t.seconds or 0.0 for t in one.traffic), _bytes(one.traffic))
     )
 
 
 def _bytes(traffic: Iterable[Traffic]) -> int:
-    return sum(each.bytes for each in traffic)
+    return sum(call.bytes for call in traffic)
 
 
 def gather(traffic: Iterable[Traffic]) -> list[Sent]:
     """Group calls by kind: exposed calls first, and among those the longest first."""
     kinds: dict[tuple[str, str, bool], list[Traffic]] = {}
-    for each in traffic:
-        kinds.setdefault((each.axis, each.op, each.exposed), []).append(each)
-    found = []
+    for call in traffic:
+        kinds.setdefault((call.axis, call.op, call.exposed), []).append(call)
+    groups = []
     for (axis, op, exposed), calls in kinds.items():
-        known = [each.seconds for each in calls if each.seconds is not None]
-        found.append(
+        known = [call.seconds for call in calls if call.seconds is not None]
+        groups.append(
             Sent(
                 axis=axis,
                 op=op,
                 exposed=exposed,
-                nodes=tuple(dict.fromkeys(each.node for each in calls)),
-                count=sum(each.count for each in calls),
+                nodes=tuple(dict.fromkeys(call.node for call in calls)),
+                count=sum(call.count for call in calls),
                 bytes=_bytes(calls),
                 seconds=sum(known) if len(known) == len(calls) else None,
             )
         )
-    return sorted(found, key=lambda each: (not each.exposed, -(each.seconds or 0.0), -each.bytes))
+    return sorted(groups, key=lambda call: (not call.exposed, -(call.seconds or 0.0), -call.bytes))
 
 
 def axis_text(mesh: Mesh, axis: str) -> str:
     """Return an axis, or several joined, as text; `every rank` if they are all axes with several ranks."""
-    wide = [each.name for each in mesh.axes if each.size > 1]
+    wide = [one.name for one in mesh.axes if one.size > 1]
     return "every rank" if len(wide) > 1 and axis.split(" · ") == wide else axis
 
 
@@ -294,12 +296,12 @@ def show_communication(page: Page, plan: Plan, detail: Detail) -> None:
     """Show a line for every axis and collective; exposed communication comes first."""
     if plan.mesh.world_size == 1:
         return
-    if not any(each.traffic for each in plan.estimates.classes):
+    if not any(one.traffic for one in plan.estimates.classes):
         page.heading("COMMUNICATION", "unknown: not estimated")
         return
     chosen = list(plan.estimates.classes) if detail.full else [busiest(plan)]
     for one in chosen:
-        most = "takes longest" if all(each.seconds is not None for each in one.traffic) else "sends most"
+        most = "takes longest" if all(call.seconds is not None for call in one.traffic) else "sends most"
         which = ranks_text(plan, one.pp) + (f", which {most}" if len(plan.estimates.classes) > len(chosen) else "")
         page.heading("COMMUNICATION", f"of one rank in one step: {which}")
         _table(page, plan, one, detail)
@@ -310,44 +312,44 @@ def _table(page: Page, plan: Plan, one: RankClass, detail: Detail) -> None:
     most = detail.most(MOST)
     head = ("axis", "op", "calls", "bytes", "time", "", "over", "for")
     rows = [head if seen is None else (*head[:-1], "traced")]
-    rows += [_row(plan, each, _last(plan, each, one, seen)) for each in sent[:most]]
+    rows += [_row(plan, call, _last(plan, call, one, seen)) for call in sent[:most]]
     page.table(rows, align="<<>>>", styles=("cyan", "", "", "", "", "", "", "dim"))
-    rest, known = sent[most:], all(each.seconds is not None for each in sent)
+    rest, known = sent[most:], all(call.seconds is not None for call in sent)
     if rest:
         page.line(
-            f"  and {len(rest)} more, {bytes_text(sum(each.bytes for each in rest))}: --part communication", "dim"
+            f"  and {len(rest)} more, {bytes_text(sum(call.bytes for call in rest))}: --part communication", "dim"
         )
-    total = f"{bytes_text(_bytes(one.traffic))} in {sum(each.count for each in sent):,} calls"
+    total = f"{bytes_text(_bytes(one.traffic))} in {sum(call.count for call in sent):,} calls"
     if known:
-        exposed = sum(each.seconds or 0.0 for each in sent if each.exposed)
+        exposed = sum(call.seconds or 0.0 for call in sent if call.exposed)
         total += (
-            f", {seconds_text(sum(each.seconds or 0.0 for each in sent))}, of which exposed {seconds_text(exposed)}"
+            f", {seconds_text(sum(call.seconds or 0.0 for call in sent))}, of which exposed {seconds_text(exposed)}"
         )
     else:
         total += f"; time unknown: {no_times(plan)}"
     page.line(f"  all: {total}", "bold")
 
 
-def _last(plan: Plan, each: Sent, one: RankClass, seen: dict[tuple[Ranks, str], tuple[int, int]] | None) -> str:
+def _last(plan: Plan, sent: Sent, one: RankClass, seen: dict[tuple[Ranks, str], tuple[int, int]] | None) -> str:
     """Return the nodes that calls are for; with a trace, whether it saw the same amount between the same ranks."""
     if seen is None:
-        return ", ".join(node.removeprefix("setup.parallel.").removeprefix("setup.") for node in each.nodes)
-    kind = plan.mesh.group(each.axis), each.op
+        return ", ".join(node.removeprefix("setup.parallel.").removeprefix("setup.") for node in sent.nodes)
+    kind = plan.mesh.group(sent.axis), sent.op
     planned, (calls, size) = sums_of_groups(plan.mesh, one.traffic)[kind], seen.get(kind, (0, 0))
     if (calls, size) == planned:
         return "the same"
-    return f"{'' if planned == (each.count, each.bytes) else 'together '}{calls:,} calls, {bytes_text(size)}"
+    return f"{'' if planned == (sent.count, sent.bytes) else 'together '}{calls:,} calls, {bytes_text(size)}"
 
 
-def _row(plan: Plan, each: Sent, last: str) -> tuple[str, ...]:
+def _row(plan: Plan, sent: Sent, last: str) -> tuple[str, ...]:
     return (
-        axis_text(plan.mesh, each.axis),
-        each.op,
-        f"{each.count:,}",
-        bytes_text(each.bytes),
-        "unknown" if each.seconds is None else seconds_text(each.seconds),
-        "exposed" if each.exposed else "overlapped",
-        "network" if crosses_nodes(plan.mesh, each.axis) else "link",
+        axis_text(plan.mesh, sent.axis),
+        sent.op,
+        f"{sent.count:,}",
+        bytes_text(sent.bytes),
+        "unknown" if sent.seconds is None else seconds_text(sent.seconds),
+        "exposed" if sent.exposed else "overlapped",
+        "network" if crosses_nodes(plan.mesh, sent.axis) else "link",
         last,
     )
 
@@ -355,7 +357,7 @@ def _row(plan: Plan, each: Sent, last: str) -> tuple[str, ...]:
 def _traced(plan: Plan, pp: int) -> dict[tuple[Ranks, str], tuple[int, int]] | None:
     """Return (calls, bytes) of every group and collective that a trace saw on a pipeline coordinate; None without a
     trace."""
-    traced = next((each for each in plan.traced if each.pp == pp), None)
+    traced = next((one for one in plan.traced if one.pp == pp), None)
     return None if traced is None else sums_of_groups(plan.mesh, traced.traffic)
 
 
@@ -368,7 +370,7 @@ def show_compute(page: Page, plan: Plan, detail: Detail) -> None:
     estimates, sequence = plan.estimates, plan.node("setup.loader").args["sequence"]
     world = plan.mesh.world_size
     attention = estimates.work.pair * estimates.work.pairs(sequence) // sequence / estimates.flops_per_token
-    slowest = max(estimates.classes, key=lambda each: each.hardware_flops)
+    slowest = max(estimates.classes, key=lambda one: one.hardware_flops)
     page.heading("COMPUTE")
     each_rank = f"{flops_text(estimates.flops_per_step / world)} a rank"
     if again := slowest.hardware_flops - slowest.optimizer_flops - slowest.flops:
