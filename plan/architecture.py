@@ -159,6 +159,12 @@ class Architecture:
         return self._family.ends(self)
 
     @property
+    def other_ends(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Name and shape of every parameter outside blocks, embedding and head."""
+        others = self.ends.others
+        return (("norm.weight", (self.dim,)),) if others is None else others
+
+    @property
     def _family(self) -> "BlockFamily":
         return cast("BlockFamily", FAMILIES.of_users if "user" in self.own else FAMILIES[self.family])
 
@@ -173,7 +179,9 @@ class Architecture:
 
     @property
     def title(self) -> str:
-        """Family name; a user's family with its module and line."""
+        """Family name; a user's family with its module and line, and transformers' code with its class and version."""
+        if (code := self.own.get("code")) is not None:
+            return f"{code['class']} of transformers {code['versions']['transformers']}"
         user = self.own.get("user")
         return self.family if user is None else f"{self.family} of {user['module']}:{user['line']}"
 
@@ -278,7 +286,7 @@ class ParameterSpec:
     trained: it has a gradient and optimizer state. adapter: the matrix that an adapter's parameter is added to; empty
     for a parameter of the model itself. quantised: it is stored in the format of the base (`precision { base }`). task:
     the task that owns the adapter, if there are several. begun: stored initial value of an adapter's parameter, which
-    is not trained.
+    is not trained. multiplied: share of it that a token is multiplied with, unless it is of an expert.
     """
 
     name: str
@@ -290,6 +298,7 @@ class ParameterSpec:
     quantised: bool = False
     task: str = ""
     begun: bool = False
+    multiplied: float = 1.0
 
     @property
     def size(self) -> int:
@@ -313,7 +322,7 @@ class BlockParameter:
     never, by position (tensor parallelism cuts the sequence, so the rank used it on its own positions), or always.
     router: its products choose experts. adapter: for an adapter's parameter, the matrix that it is added to; the
     adapter sets its first values. heads: number of attention heads that have a matrix of it each, side by side along
-    the cut features. task, begun: as in `ParameterSpec`.
+    the cut features. task, begun, multiplied: as in `ParameterSpec`.
     """
 
     name: str
@@ -328,6 +337,7 @@ class BlockParameter:
     heads: int = 1
     task: str = ""
     begun: bool = False
+    multiplied: float = 1.0
 
     @property
     def owner(self) -> str:
@@ -349,7 +359,8 @@ def parameters(arch: Architecture) -> Iterator[ParameterSpec]:
     yield ParameterSpec(name=f"{EMBEDDING}.weight", shape=(arch.vocab, arch.dim), decays=False)
     for layer in range(arch.layers):
         yield from (_of_layer(parameter, layer) for parameter in blocks[layer])
-    yield ParameterSpec(name="norm.weight", shape=(arch.dim,), decays=False)
+    for name, shape in arch.other_ends:
+        yield ParameterSpec(name=name, shape=shape, decays=False)
     if not arch.tie_embeddings:
         yield ParameterSpec(name=f"{arch.head_module}.weight", shape=arch.head_shape, decays=True)
     for each in arch.head_adapters():
@@ -393,6 +404,7 @@ def _spec(parameter: BlockParameter, before: str) -> ParameterSpec:
         adapter=parameter.adapter and f"{before}{parameter.adapter}",
         task=parameter.task,
         begun=parameter.begun,
+        multiplied=parameter.multiplied,
     )
 
 

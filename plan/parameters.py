@@ -42,7 +42,7 @@ def count_parameters(
     )
     total = sum(tensor.size for tensor in tensors)
     experts = sum(tensor.size for tensor in tensors if tensor.expert)
-    active = total
+    active = total - sum(round(tensor.size * (1 - tensor.multiplied)) for tensor in tensors)
     if architecture.is_moe:
         active -= experts // architecture.experts * (architecture.experts - architecture.experts_per_token)
     return Parameters(total=total, active=active, tensors=tensors)
@@ -77,7 +77,7 @@ def matmul_sizes(architecture: Architecture, layer: int) -> dict[str, int]:
     return {
         tensor.name: tensor.size * architecture.experts_per_token // architecture.experts
         if tensor.expert
-        else tensor.size
+        else round(tensor.size * tensor.multiplied)
         for tensor in block_parameters(architecture, layer)
         if len(tensor.shape) > (2 if tensor.expert else 1) and not tensor.begun  # biases of experts are stacked too
         if tensor.task in ("", task)

@@ -175,9 +175,8 @@ def stage_end_names(architecture: Architecture, pipeline: Pipeline, stage: int) 
     first, last = stage == 0, stage == len(pipeline.spans) - 1
     names = [f"{EMBEDDING}.weight"] if first or (architecture.embeds_behind and last) else []
     if last:
-        names += (
-            ["norm.weight"] if architecture.tie_embeddings else ["norm.weight", f"{architecture.head_module}.weight"]
-        )
+        names += [name for name, _ in architecture.other_ends]
+        names += [] if architecture.tie_embeddings else [f"{architecture.head_module}.weight"]
         names += [each.name for each in architecture.head_adapters()]
     return names
 

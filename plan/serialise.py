@@ -88,7 +88,7 @@ LATER: dict[type, tuple[str, ...]] = {
     ),
     Traffic: ("meanwhile",),
     Work: ("windows", "position_fp8", "position_fp8_again"),
-    ParameterSpec: ("trained", "adapter", "quantised", "task", "begun"),
+    ParameterSpec: ("trained", "adapter", "quantised", "task", "begun", "multiplied"),
     Memory: ("host",),
     RankClass: ("optimizer_flops", "unsaved", "fp8_flops"),
     Hardware: (

@@ -376,6 +376,16 @@ class StoredNames:
             yield StoredPart(name, (columns, rows), expert=expert, transposed=True)
 
 
+@frozen(kw_only=True)
+class CodeNames(StoredNames):
+    """Names in the files of a model that transformers' code computes. files: parameter → its name there."""
+
+    files: Mapping[str, str]
+
+    def of(self, parameter: ParameterSpec) -> Alternatives:
+        return ((StoredPart(self.files[parameter.name], parameter.shape),),)
+
+
 def _fused(parameter: ParameterSpec, *, interleaved: bool) -> StoredPart:
     """Return the part of a stacked tensor that holds a parameter of experts: matrices [E, in, out], or biases [E,
     out]."""
@@ -418,6 +428,8 @@ def known_names(arch: Architecture) -> StoredNames | None:
     """Return the names in files of a model's family; None if there are no files of the family."""
     if "user" in arch.own or arch.family not in FAMILIES:
         return None
+    if (code := arch.own.get("code")) is not None:
+        return CodeNames(files=code["files"])
     return cast(_StoringFamily, FAMILIES[arch.family]).stored
 
 

@@ -238,6 +238,8 @@ def not_written(arch: Architecture) -> tuple[str, str] | None:
         return ADAPTER_ALONE
     family = None if "user" in arch.own else FAMILIES.get(arch.family)
     stored = known_names(arch)
+    if "code" in arch.own:
+        return None
     if family is None or family.config is None or stored is None:
         known = ", ".join(name for name, each in FAMILIES.items() if each.config is not None)
         message = f"transformers has no model of the family {arch.family}"
@@ -285,6 +287,8 @@ def _further(arch: Architecture) -> dict[str, Any]:
 
 def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
     """Return all keys, in the spelling that versions 4 and 5 of transformers read."""
+    if "code" in arch.own:
+        return _code_config(arch, values)
     further = _further(arch)
     arch = arch.core
     config = _config(arch)
@@ -314,6 +318,8 @@ def changed_config(
 
     means: the settings that it gives, from `settings_in_folder`.
     """
+    if "code" in arch.own:
+        return _code_config(arch, values)
     further = _further(arch)
     arch = arch.core
     config = _own_config(_config(arch), config)
@@ -336,6 +342,14 @@ def changed_config(
     found |= further
     found |= _rewards(arch, values, config.get("pad_token_id"))
     return with_tokens(found, values.begin, [values.end])
+
+
+def _code_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
+    """Return the config that the model began with, with its number format and the ids of the tokenizer."""
+    code = arch.own["code"]
+    config = dict(code["config"])
+    config |= {"architectures": [code["class"]], "dtype" if "dtype" in config else "torch_dtype": DTYPES[values.format]}
+    return with_tokens(config, values.begin, [values.end])
 
 
 def _own_config(family: ModelConfig, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -369,6 +383,8 @@ def with_tokens(config: Mapping[str, Any], begin: int, ends: Sequence[int]) -> d
 
 def read_differences(arch: Architecture, means: Mapping[str, Any]) -> list[str]:
     """Return the settings of a model that differ from a `config.json`, with the values given there."""
+    if "code" in arch.own:
+        return []  # its config is that of the folder
     arch = arch.core
     config = _config(arch)
     keys = {key.setting: key for key in (*config.keys, *config.rope_keys)}

@@ -25,7 +25,8 @@ from xtrain.runtime.nn.layers import DropsInputs, Linear, first_row
 from xtrain.runtime.nn.moe import ExpertAdapter, Experts, MatrixProduct
 from xtrain.runtime.nn.recompute import as_one
 from xtrain.runtime.nn.transformer import ModelParts, QuantisedParameter
-from xtrain.runtime.nn.weights import fill, generator_of, own_indices, values_of
+from xtrain.runtime.nn.layers import generator_of
+from xtrain.runtime.nn.weights import fill, own_indices, values_of
 
 
 class LoraLinear(Linear, DropsInputs):

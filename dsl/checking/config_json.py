@@ -121,6 +121,7 @@ def _repo_folder(repo: str) -> Path:
 
 
 CONFIG: Final = "config.json"
+CODE: Final = "transformers"  # the family of every type that xtrain has no native family for
 LARGEST: Final = 2**24  # bytes of a file
 QUANTISED: Final = ("quantization_config", "compression_config")
 
@@ -209,14 +210,16 @@ def _scan(source: SourceText, begin: int) -> Iterator[tuple[str, ConfigEntry]]:
 
 
 def family_of(
-    folder: ModelFolder, label: Span, diagnostics: Diagnostics
+    folder: ModelFolder, label: Span, diagnostics: Diagnostics, chosen: str = ""
 ) -> tuple[str, SourceText, dict[str, ConfigEntry]] | None:
     """Return the family of the model in a folder, the source and its keys; None after reporting that there is none.
 
-    Raises ConfigUnreadable.
+    chosen: the family that the spec chooses by `code`, if it does. Raises ConfigUnreadable.
     """
     source = _read(folder, label)
     entries = _keys(source)
+    if chosen:
+        return chosen, source, entries
     of = {each.config.model_type: name for name, each in FAMILIES.items() if each.config is not None}
     entry = entries.get("model_type")
     for name, each in FAMILIES.items():
@@ -224,7 +227,9 @@ def family_of(
         if whole is not None and entry is not None and entry.value == whole.model_type:
             part = _part_of(whole, name, source, entries, diagnostics)
             return None if part is None else (name, source, part)
-    if entry is None or not isinstance(entry.value, str) or entry.value not in of:
+    if entry is not None and isinstance(entry.value, str) and entry.value not in of:
+        return CODE, source, entries
+    if entry is None or not isinstance(entry.value, str):
         what = "has no `model_type`" if entry is None else f"is of the model type {short_json(entry.value)}"
         message = f"{source.path} {what}, which xtrain does not support" if entry else f"{source.path} {what}"
         place = entry.span if entry is not None else source.span(0, 1)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from xtrain.dsl.checking.config_json import (
+    CODE,
     CONFIG,
     ConfigEntry,
     ConfigUnreadable,
@@ -21,6 +22,7 @@ from xtrain.dsl.checking.config_json import (
     refuse_unknown,
     short_json,
 )
+from xtrain.dsl.checking.model_code import CodeUnusable, describe
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.evaluation.statements import Label, Section, SectionEntry
 from xtrain.dsl.evaluation.values import FAILED, Called, Items, Value, ValueStep, Word, is_number
@@ -61,7 +63,7 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
         return None
     try:
         folder = _located(label, diagnostics)
-        found = family_of(folder, label.span, diagnostics) if folder is not None else None
+        found = None if folder is None else family_of(folder, label.span, diagnostics, _chosen_code(section))
     except ConfigUnreadable as problem:
         diagnostics.error("X520", str(problem), label.span, hint=problem.hint, notes=label.notes)
         folder = found = None
@@ -70,8 +72,24 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
         return None
     family, source, entries = found
     section.labels = [Label(Value(Word(family), label.span))]
-    _Reading(FAMILIES[family], entries, source, section, diagnostics).fill()
+    reading = _Reading(FAMILIES[family], entries, source, section, diagnostics)
+    if family != CODE:
+        reading.fill()
+        return folder
+    try:
+        reading.take(describe({name: entry.value for name, entry in entries.items()}))
+    except CodeUnusable as problem:
+        section.labels, section.broken = [Label(Value(FAILED, label.span))], True
+        place = entries["model_type"].span if "model_type" in entries else label.span
+        diagnostics.error("X529", f"{source.path}: {problem}", place, hint=problem.hint)
+        return None
     return folder
+
+
+def _chosen_code(section: Section) -> str:
+    """Return the family whose code the section chooses; empty if it chooses none."""
+    written = section.entries.get("code")
+    return CODE if written is not None and written.value.data == Word(CODE) else ""
 
 
 def settings_in_folder(folder: str) -> tuple[dict[str, Any], Diagnostics]:
@@ -171,6 +189,12 @@ class _Reading:
                 self._refuse(name, entry, _wanted(only))
             elif only is None and entry.value is not None:
                 self._unknown(name, entry)
+
+    def take(self, described: Mapping[str, Any]) -> None:
+        """Set the sizes of a model that transformers' code computes."""
+        sizes = {"dim": "dim", "layers": "layers", "heads": "heads", "kv_heads": "kv_heads", "vocab": "vocab"}
+        for setting, key in {**sizes, "tie_embeddings": "tied"}.items():
+            self._set(setting, described[key], self.entries["model_type"], "model_type")
 
     def _give(self, key: ConfigKey) -> None:
         """Take over one setting, from the first of its keys in the file."""
@@ -370,7 +394,7 @@ class _Reading:
         block, _, name = setting.rpartition(".")
         section = self.section if not block else self.section.block(block)
         span = entry.span if entry is not None else self.entries["model_type"].span
-        step = ValueStep("config", key if entry is not None else f"the default of {self.config.model_type}", span)
+        step = ValueStep("config", key if entry is not None else f"the default of {self._model}", span)
         items = Items(tuple(Value(each, span) for each in value)) if isinstance(value, list) else value
         theirs = Value(items, span, (step,))
         written = section.entries.get(name)
@@ -400,7 +424,7 @@ class _Reading:
 
     @property
     def _model(self) -> str:
-        return self.config.model_type
+        return self.entries["model_type"].value if self.family.config is None else self.family.config.model_type
 
 
 def _agree(written: Value, theirs: Value) -> bool:

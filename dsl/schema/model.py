@@ -70,12 +70,14 @@ class ModelEnds:
     """Properties of a family's embedding, final norm and head.
 
     embedding_scale: factor on embeddings, rounded to the compute format; None: no scaling. norm_plus_one: the norm
-    before the head multiplies by 1 + weight. logit_cap: logits l become cap · tanh(l / cap); None: no cap.
+    before the head multiplies by 1 + weight. logit_cap: logits l become cap · tanh(l / cap); None: no cap. others: name
+    and shape of every parameter outside blocks, embedding and head; None: the last norm's weight alone.
     """
 
     embedding_scale: float | None = None
     norm_plus_one: bool = False
     logit_cap: float | None = None
+    others: tuple[tuple[str, tuple[int, ...]], ...] | None = None
 
 
 @FAMILIES.base

@@ -1,10 +1,12 @@
 """Rules on modules: recomputation, attention kernels, tiles, quantized bases and fp8."""
 
+from collections.abc import Callable
 from typing import Final
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.component import planned
 from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.dsl.schema.data_components import row_link
 from xtrain.dsl.schema.precision import BLOCKS, RECIPES, Base
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
@@ -29,6 +31,7 @@ def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch:
     _check_overlap(spec, layout, found)
     _check_deterministic(spec, found)
     _check_actions(spec, architecture, found)
+    _check_code(spec, architecture, layout, found)
 
 
 @checks(
@@ -57,6 +60,49 @@ def _check_overlap(spec: Spec, layout: Layout, found: Findings) -> None:
         found.unknown(rule, "launch.device is auto: on a machine without cuda the run ends with an error")
         return
     found.fail(rule, "X446", path, message, hint)
+
+
+# Path of a setting → (what a model of transformers' code lacks, whether a spec uses it).
+_CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
+    "parallel.tp.size": ("rules that split its matrices", lambda spec, layout: layout.size("tp") > 1),
+    "parallel.pp.size": ("stages", lambda spec, layout: layout.size("pp") > 1),
+    "parallel.ep.size": ("experts that ranks can share", lambda spec, layout: layout.ep > 1),
+    "parallel.cp.size": (
+        "attention over ranks",
+        lambda spec, layout: "cp" not in layout.unsettled and layout.size("ring") * layout.size("ulysses") > 1,
+    ),
+    "parallel.stack": ("support for it", lambda spec, layout: spec.parallel.stack in ("deepspeed", "torchft")),
+    "compile.mode": ("blocks that are compiled", lambda spec, layout: spec.compile.mode != "none"),
+    "activation.tile_mlp": ("layers that are cut", lambda spec, layout: spec.activation.tile_mlp != 1),
+    "adapter": ("matrices that take adapters", lambda spec, layout: spec.is_adapted),
+    "precision.base": ("matrices stored in codes", lambda spec, layout: spec.precision.base.stores),
+    "precision.compute": ("products in fp8", lambda spec, layout: spec.precision.scaled is not None),
+    "rollout": ("a cache for generation", lambda spec, layout: spec.rollout is not None),
+    "serve": ("a server", lambda spec, layout: spec.serve is not None),
+}
+
+
+@checks(
+    "model.code",
+    reads="model.* parallel.* compile.mode activation.tile_mlp adapter task precision.* rollout serve collate",
+)
+def _check_code(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
+    """Report settings that a model of transformers' code does not support."""
+    if (code := architecture.own.get("code")) is None:
+        return
+    rule, what = "model.code", code["class"]
+    for path, (lacks, used) in _CODE.items():
+        if used(spec, layout):
+            message = f"{what} is computed by transformers' code, and xtrain has no {lacks} for it"
+            found.fail(rule, "X530", path, message, "leave it out, or use a model type that xtrain has a family for")
+    if not code["packs"] and not row_link(spec.collate).packing.single:
+        message = f"{what} mixes the documents of a row, as a small model of it shows"
+        hint = "give each document a row of its own: `collate { … -> pack(single) -> … }`"
+        found.fail(rule, "X530", "collate", message, hint)
+    elif code["packs"]:
+        found.passed(rule, f"{what} of transformers {code['versions']['transformers']} keeps documents of a row apart")
+    else:
+        found.passed(rule, f"{what} of transformers {code['versions']['transformers']} gets one document a row")
 
 
 @checks("compile.deterministic", reads="compile.mode precision.deterministic")

@@ -1,7 +1,7 @@
 """Decoder block: the modules of its pieces, and the forward that combines them."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +14,7 @@ from xtrain.blocks.attention import AttentionLayer, LatentAttentionLayer
 from xtrain.blocks.block import BlockPiece, Chain, JoinLayer, Layer, NormLayer, Residual, Sum, block_of
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
 from xtrain.blocks.user_layer import UserLayer
-from xtrain.plan.architecture import Architecture
+from xtrain.plan.architecture import Architecture, RotaryAngles
 from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.base.user_parts import UserPart
 from xtrain.runtime.nn.adapters import put_on
@@ -197,12 +197,23 @@ def built(layer: Layer, settings: BlockSettings) -> Built:
     return BUILDERS[type(layer)](layer, settings)
 
 
-class DecoderBlock(nn.Module):
-    """The decoder block of one layer. `recompute`, if set, runs `compute` so that the backward can repeat it.
+class Block(nn.Module):
+    """The block of one layer. `recompute`, if set, runs `compute` so that the backward can repeat it.
 
     number: of its layer. angles: positions that its `rotate` is made from; None: it takes none. dropping: its modules
     with dropout, which takes the tokens' keys.
     """
+
+    number: int
+    angles: RotaryAngles | None = None
+    recompute: Callable[..., Tensor] | None = None
+    dropping: Sequence[HasKeys] = ()
+    routes = False
+    tiled = False
+
+
+class DecoderBlock(Block):
+    """The decoder block of one layer, built from the pieces of its family."""
 
     def __init__(
         self, arch: Architecture, layer: int, kernel: AttentionKernel, axes: Axes, rows: int, base: Path | None = None
@@ -223,12 +234,12 @@ class DecoderBlock(nn.Module):
         self.dropping: list[HasKeys] = []
 
     @property
-    def routes(self) -> bool:
+    def routes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """True if it has experts."""
         return any(isinstance(module, MoE) for module in self.children())
 
     @property
-    def tiled(self) -> bool:
+    def tiled(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """True if a layer of it computes some positions at a time."""
         return any(isinstance(module, TiledModule) and module.positions is not None for module in self.children())
 

@@ -22,7 +22,8 @@ from xtrain.runtime.base.ops import PlanMismatch, op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.base.user_parts import spec_folder
 from xtrain.runtime.nn.axes import Axes, matching
-from xtrain.runtime.nn.block import DecoderBlock
+from xtrain.runtime.nn.block import Block, DecoderBlock
+from xtrain.runtime.nn.code_transformer import CodeTransformer
 from xtrain.runtime.nn.fused import Fusible
 from xtrain.runtime.nn.head_product import TaskRouting
 from xtrain.runtime.nn.layers import Dropout, DropsInputs, EmbeddingNoise, Linear
@@ -60,9 +61,10 @@ def build_model(
     cap = architecture.ends.logit_cap
     head = Head(vocabulary=architecture.vocab, z_weight=z_loss, chunk_bytes=chunk_bytes, cap=cap)
     kernel = kernel_on(rank.device.type, torch.get_float32_matmul_precision(), attention)
+    make = CodeTransformer if "code" in architecture.own else Transformer
     with torch.device("meta"):
         parts = tuple(
-            Transformer(
+            make(
                 architecture, span, axes=axes, kernel=kernel, head=head, rows=rows, base=spec_folder(plan.spec)
             ).to(DTYPES[params])
             for span in spans(stages, owners[rank.coordinates["pp"]])
@@ -266,7 +268,7 @@ def recompute_blocks(
         raise PlanMismatch(f"activation mode `{mode}` with save {unknown or words} is unknown")
     operators = frozenset(chain.from_iterable(SAVED[word] for word in words))
     for _, block in matching(_Every(model, every), pattern, matches, rank):
-        assert isinstance(block, DecoderBlock)
+        assert isinstance(block, Block)
         block.recompute = RecomputeFunction(save=operators, routes=block.routes)
 
 
@@ -279,7 +281,7 @@ class _Every:
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for name, module in self.model.named_modules():
-            if isinstance(module, DecoderBlock) and (int(name.rsplit(".", 1)[1]) + 1) % self.number == 0:
+            if isinstance(module, Block) and (int(name.rsplit(".", 1)[1]) + 1) % self.number == 0:
                 yield name, module
 
 

@@ -31,6 +31,13 @@ def stream_of(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), signed=True)
 
 
+def generator_of(name: str, seed: int, device: torch.device) -> torch.Generator:
+    """Return the generator of a parameter's initial values."""
+    digest = blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    # The top bit stays clear: some generators take signed seeds.
+    return torch.Generator(device).manual_seed(int.from_bytes(digest) >> 1)
+
+
 def splitmix64(numbers: Tensor, key: int | Tensor) -> Tensor:
     """Return the bits at each number's position in the stream `key`, int64; keys are broadcast against numbers."""
     bits = numbers * _signed(0x9E3779B97F4A7C15) + key

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from attrs import evolve, frozen
@@ -77,7 +77,7 @@ class Transformer(nn.Module):
         base: Path | None = None,
     ) -> None:
         super().__init__()
-        self.arch, self.span, self.axes, self.head = arch, span, axes, head
+        self._begin(arch, span, axes, head)
         self.uses_flex = kernel == "flex"
         if span.embeds or (span.predicts and arch.embeds_behind):
             self.embed_tokens = Embedding(arch.vocab, arch.dim, axes)
@@ -97,6 +97,12 @@ class Transformer(nn.Module):
                 if arch.tie_embeddings:  # the embedding's weight; only the adapter is here
                     self.lm_head.register_parameter("weight", None)
                 put_on_head(self, arch, axes)
+
+    def _begin(self, arch: Architecture, span: StageSpan, axes: Axes, head: Head) -> None:
+        """Set what does not depend on the modules."""
+        self.arch, self.span, self.axes, self.head = arch, span, axes, head
+        self.uses_flex = False
+        self.kernels = frozenset[Any]()
         # A pipeline's schedule passes only tensors: batches wait here, and come in this order on every stage.
         self.inbox: deque[ModelBatch] = deque()
         self.splits_backward = False
@@ -177,9 +183,16 @@ class Transformer(nn.Module):
         angles = dict.fromkeys(block.angles for block in self._blocks())
         return {key: None if key is None else Rotation.of(positions_BS, key, dtype) for key in angles}
 
+    def last_norm(self, x: Tensor) -> Tensor:
+        """Return the head's input for the residual stream after the last block."""
+        return self.norm(x)
+
+    def fill_buffers(self, device: torch.device) -> None:
+        """Compute the buffers that no checkpoint has."""
+
     def hidden(self, batch: ModelBatch) -> Tensor:
         """Return the head's input of a whole model, [B, S, D]: the residual stream after the last norm."""
-        return self.norm(self._through_blocks(self._embedded(None, batch), batch)[0])
+        return self.last_norm(self._through_blocks(self._embedded(None, batch), batch)[0])
 
     def _through_blocks(self, x_BSD: Tensor, batch: ModelBatch) -> tuple[Tensor, Callable[..., Tensor]]:
         """Return the residual stream after the blocks of the model itself, and the function that calls further ones."""
@@ -222,7 +235,7 @@ class Transformer(nn.Module):
         if self.arch.head == "reward":
             return self._rewarded(x_BSD, batch)
         if batch.cache is not None:
-            hidden_BD = self.norm(x_BSD[:, -1])
+            hidden_BD = self.last_norm(x_BSD[:, -1])
             return whole_logits(hidden_BD, self.head_weight(), self._head(), self._head_factors(batch, len(hidden_BD)))
         term, head = self.head.term, self._head()
         assert not isinstance(term, RewardTerm)
@@ -232,7 +245,7 @@ class Transformer(nn.Module):
             term, head = None, evolve(head, term=None)
         teacher = self.teacher if isinstance(term, Distillation) and term.live else None
         taught = None if teacher is None else teacher.taught(batch, head, self.head_weight().shape[0])
-        hidden_BSD = self.norm(x_BSD)
+        hidden_BSD = self.last_norm(x_BSD)
         further = self._further if torch.is_grad_enabled() else []
         normed_BSD = hidden_BSD if further else None
         assert batch.labels_BS is not None
@@ -295,7 +308,7 @@ class Transformer(nn.Module):
         term, units, positions = self.head.term, batch.units, batch.shape[1]
         assert isinstance(term, RewardTerm) and units is not None
         weight_1D = local(self.score.weight, partial=self.score.partial)
-        reward_N = rewards(x_BSD, self.norm, weight_1D, units, positions, self.axes)
+        reward_N = rewards(x_BSD, self.last_norm, weight_1D, units, positions, self.axes)
         exact = torch.float64 if x_BSD.dtype == torch.float64 else torch.float32
         objective, recorded, loss_U = reward_losses(reward_N, term, units, self.axes, exact)
         batch.cross_entropy, batch.recorded = recorded[0], recorded

@@ -236,7 +236,9 @@ class RewardTerm(Objective):
     metrics: tuple[str, ...] = ()
 
 
-def rewards(x_BSD: Tensor, norm: nn.Module, weight_1D: Tensor, units: Units, positions: int, axes: Axes) -> Tensor:
+def rewards(
+    x_BSD: Tensor, norm: Callable[[Tensor], Tensor], weight_1D: Tensor, units: Units, positions: int, axes: Axes
+) -> Tensor:
     """Return the reward of each segment, fp64 [N], on every rank with positions of its row; 0 for padding.
 
     x_BSD: the residual stream after the last block. positions: of a row on all tensor-parallel ranks together, of which

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from hashlib import blake2b
 from math import prod
 from typing import Any
 
@@ -31,7 +30,8 @@ from xtrain.runtime.base.ops import PlanMismatch, op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.nn.axes import local
 from xtrain.runtime.nn.build import DTYPES
-from xtrain.runtime.nn.layers import Linear
+from xtrain.runtime.nn.code_transformer import CodeTransformer
+from xtrain.runtime.nn.layers import Linear, generator_of
 from xtrain.runtime.nn.moe import Experts
 from xtrain.runtime.nn.number_formats import QuantisedMatrix
 from xtrain.runtime.nn.transformer import ModelParts, QuantisedParameter
@@ -275,6 +275,8 @@ def initialise(
                 buffer.zero_()
             else:
                 setattr(module, name, torch.zeros_like(buffer, device=rank.device))
+    for part in model.parts:
+        part.fill_buffers(rank.device)
     if seed is not None and init_std is not None:
         _draw(plan, model, rank, seed, init_std)
 
@@ -293,6 +295,10 @@ def draw_head(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: fl
 def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float) -> None:
     others = {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
     draw = drawing(plan.architecture, seed, init_std, rank.device)
+    for part in model.parts:
+        if isinstance(part, CodeTransformer):
+            _draw_code(part, seed)
+            return
     quantised = {stored.name: stored for stored in model.quantised()}
     for name, parameter in model.named_parameters():
         if name in others:
@@ -301,6 +307,16 @@ def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float)
             store(stored, draw(name, stored.matrix.shape))
         else:
             fill(parameter, draw(name, tuple(parameter.shape)))
+
+
+def _draw_code(model: CodeTransformer, seed: int) -> None:
+    """Draw the parameters and saved buffers of a model as its class does."""
+    saved = model.state_dict().keys()
+    for name, parameter in model.named_parameters():
+        fill(parameter, model.drawn(name, seed).to(local(parameter).device))
+    for name, buffer in model.named_buffers():
+        if name in saved:
+            buffer.copy_(model.drawn(name, seed))
 
 
 def drawing(
@@ -344,10 +360,3 @@ def initial_values(
     if kind in ("ones", "zeros"):
         return torch.full(shape, float(kind == "ones"), device=device)
     return torch.empty(shape, device=device).normal_(0.0, std, generator=generator_of(name, seed, device))
-
-
-def generator_of(name: str, seed: int, device: torch.device) -> torch.Generator:
-    """Return the generator of a parameter's initial values."""
-    digest = blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-    # The top bit stays clear: some generators take signed seeds.
-    return torch.Generator(device).manual_seed(int.from_bytes(digest) >> 1)

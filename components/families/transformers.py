@@ -1,0 +1,108 @@
+"""`model "folder" { … }` of a type that xtrain has no native family for: transformers' own code computes it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final, Literal
+
+import attrs
+from attrs import frozen
+
+from xtrain.blocks.block import BlockPiece
+from xtrain.blocks.code_layer import CodeLayer
+from xtrain.contracts.models import PlannedModel
+from xtrain.dsl.checking.model_code import describe, read_config
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.model import FAMILIES, FOLDER, ModelEnds, ModelFolder, Resuming
+from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting
+from xtrain.dsl.user_parts.bodies import BodyError
+from xtrain.plan.architecture import Architecture
+
+IDENTITY: Final = ("class", "digest", "config")  # of a description: the rest follows from these
+
+
+@FAMILIES.register()
+@frozen
+class TransformersCode(PlannedModel):
+    """`model "folder" { … }`: a causal language model that transformers' own code computes. The config of the folder
+    gives all sizes."""
+
+    family: str = named("transformers")
+    folder: ModelFolder | None = attrs.field(default=None, kw_only=True, metadata={FOLDER: True})
+    dim: int = setting("width of the residual stream", check=at_least(1), example="192")
+    layers: int = setting("number of layers", check=at_least(1), example="4")
+    heads: int = setting("number of query heads", check=at_least(1), example="6")
+    kv_heads: int | Auto = setting("number of key and value heads", default=AUTO, check=at_least(1))
+    vocab: int | Literal["tokenizer"] | Auto = setting("vocabulary size", default=AUTO, check=at_least(2))
+    tie_embeddings: bool = setting("the embedding is the output head", default=False)
+    code: Literal["transformers"] = setting(
+        "whose code computes the model; it may be written for a type that xtrain has a native family for",
+        default="transformers",
+        added=True,
+    )
+    weights: Literal["auto", "none"] = setting(
+        "initial weights of a run; auto: those of the folder; none: random",
+        default="auto",
+        role=Role.PATH,
+        added=True,
+    )
+    frozen: tuple[str, ...] = setting(
+        "frozen modules and parameters, by their names in the plan: `*` is any text inside a part of a name, `**` "
+        "any parts, `0-3` the numbers 0 to 3",
+        default=(),
+        example='["embed_tokens", "layers.0-3"]',
+        added=True,
+    )
+
+    attention: ClassVar[Literal["auto"]] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
+    head_dim: ClassVar[Auto] = AUTO  # pyright: ignore[reportIncompatibleVariableOverride]
+    ffn: ClassVar[Auto] = AUTO  # pyright: ignore[reportIncompatibleVariableOverride]
+    resuming: ClassVar[Mapping[str, Resuming]] = {
+        **dict.fromkeys(("dim", "layers", "heads", "kv_heads", "vocab", "tie_embeddings"), "shape"),
+        "code": "meaning",
+    }
+
+    @property
+    def loads(self) -> bool:
+        """True if its weights come from its folder."""
+        return self.folder is not None and self.weights == "auto"
+
+    def auto(self) -> dict[str, tuple[Any, str]]:
+        return {"kv_heads": (self.heads, f"as many as heads {self.heads}")}
+
+    def unfit(self) -> tuple[str, str, str] | None:
+        if self.folder is None:
+            return "family", "`model transformers` names no folder with a config.json", 'write `model "folder" { }`'
+        return None
+
+    def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:
+        values, reasons = super().resolved()
+        described = {} if self.folder is None else describe(read_config(self.folder))
+        sizes = {name: described.get(name, 1) for name in ("head_dim", "ffn", "init_std")}
+        return {**values, **sizes, "rope_theta": 0.0, "norm_eps": 0.0, "qk_norm": False}, reasons
+
+    def composed(self, arch: Architecture, report: Callable[[BodyError], None]) -> dict[str, Any]:
+        if self.folder is None:
+            return {}
+        config = read_config(self.folder)
+        described = describe(config)
+        return {"code": {**{name: value for name, value in described.items() if name != "format"}, "config": config}}
+
+    @classmethod
+    def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
+        kinds = enumerate(arch.own["code"]["kinds"] if "code" in arch.own else ())
+        kind_of = {layer: number for number, kind in kinds for layer in kind["layers"]}
+        return tuple(CodeLayer("code", kind_of[layer]) for layer in range(arch.layers))
+
+    @classmethod
+    def ends(cls, arch: Architecture) -> ModelEnds:
+        code = arch.own["code"]
+        others = ((each["name"], tuple(each["shape"])) for each in code["ends"])
+        own = ("embed_tokens.weight", "lm_head.weight")
+        return ModelEnds(
+            logit_cap=code["logits"].get("cap"),
+            others=tuple((name, shape) for name, shape in others if name not in own),
+        )
+
+    @classmethod
+    def identified(cls, arch: Architecture) -> dict[str, Any]:
+        code = arch.own["code"]
+        return {**arch.to_json(), "code": {name: code[name] for name in IDENTITY}}

@@ -1,0 +1,110 @@
+"""Descriptions of models that transformers' own code computes, made by a child process and kept in the user's cache.
+
+A description depends on the config and on the versions of transformers and torch, so it is made once for each.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from xtrain.dsl.schema.model import ModelFolder
+
+DESCRIPTION: Final = 1  # changes with the content of descriptions
+EXTRA: Final = "pip install 'xtrain[transformers]'"
+LONGEST: Final = 600  # seconds
+PACKAGE: Final = __name__.partition(".dsl.")[0]
+
+
+class CodeUnusable(Exception):
+    """A model whose code cannot be used; hint: what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def read_config(folder: ModelFolder) -> dict[str, Any]:
+    """Return the `config.json` of a folder that was read before. Raises OSError."""
+    return json.loads((Path(folder.path) / "config.json").read_text(encoding="utf-8"))
+
+
+def code_versions() -> dict[str, str]:
+    """Return the installed versions of transformers and torch. Raises CodeUnusable."""
+    try:
+        return {name: version(name) for name in ("transformers", "torch")}
+    except PackageNotFoundError as error:
+        message = f"xtrain has no native model of this type, and its code needs the package {error.name}"
+        raise CodeUnusable(message, EXTRA) from error
+
+
+def describe(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the description of a model with the keys of a `config.json`; its keys are those of
+    `runtime/inspect/model_code.py`. Raises CodeUnusable."""
+    return _described(json.dumps(config, sort_keys=True))
+
+
+@lru_cache(maxsize=16)
+def _described(config: str) -> Mapping[str, Any]:
+    versions = code_versions()
+    key = hashlib.sha256(json.dumps([DESCRIPTION, versions, config]).encode()).hexdigest()[:32]
+    path = _cache() / f"{key}.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = _inspected(config, versions)
+        _store(path, found)
+    return {**found, "versions": versions}
+
+
+def _cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        return Path(root).expanduser() / "xtrain" / "models"
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / f"xtrain-{os.getuid()}" / "models"
+
+
+def _store(path: Path, found: Mapping[str, Any]) -> None:
+    """Write a description, if the cache can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+            json.dump(found, file)
+        os.replace(file.name, path)
+    except OSError:
+        pass
+
+
+def _inspected(config: str, versions: Mapping[str, str]) -> Mapping[str, Any]:
+    """Run the child process. Raises CodeUnusable."""
+    kind = json.loads(config).get("model_type")
+    message = f"reading the code of {kind} in transformers {versions['transformers']} (once for each config)"
+    print(message, file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        given, result = Path(folder) / "config.json", Path(folder) / "description.json"
+        given.write_text(config, encoding="utf-8")
+        module = f"{PACKAGE}.runtime.inspect.model_code"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", module, str(given), str(result)],
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "CUDA_VISIBLE_DEVICES": ""},
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST, check=False,
+            )  # fmt: skip
+            found = json.loads(result.read_text(encoding="utf-8"))
+        except subprocess.TimeoutExpired as error:
+            message = f"the code of {kind} could not be inspected within {LONGEST} seconds"
+            raise CodeUnusable(message, "use a model type that xtrain has") from error
+        except (OSError, ValueError) as error:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise CodeUnusable(f"the code of {kind} cannot be inspected: {last}", "use another model") from error
+    if "problem" in found:
+        raise CodeUnusable(found["problem"], found["hint"])
+    return found

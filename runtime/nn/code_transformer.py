@@ -1,0 +1,186 @@
+"""A model whose forward up to the head's input is transformers' own code; loss, head and everything after it is ours.
+
+Its layers are modules of transformers, of a class of their own that adds recomputation. Parameters have the names of
+the plan: layers by number, other modules by their path in the trunk.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from xtrain.plan.architecture import Architecture
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.ops import PlanMismatch
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.batch import ModelBatch
+from xtrain.runtime.nn.block import Block
+from xtrain.runtime.nn.layers import Linear, generator_of
+from xtrain.runtime.nn.loss import Head
+from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, config_of
+from xtrain.runtime.nn.transformer import StageSpan, Transformer
+
+
+class _CodeBlock(Block):
+    """A layer of transformers that can be recomputed; a subclass of it and of the layer's own class is made for each."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        compute = super().forward
+        if self.recompute is None or not torch.is_grad_enabled():
+            return compute(*args, **kwargs)
+        return self.recompute(lambda *given: compute(*given, **kwargs), *args)
+
+
+def _as_block(layer: nn.Module, number: int) -> nn.Module:
+    """Give a layer the class of a block, so that its parameters and submodules keep their names."""
+    own = type(layer)
+    layer.__class__ = type(own.__name__, (_CodeBlock, own), {})
+    layer.number = number  # type: ignore[assignment]
+    layer.dropping = []  # type: ignore[assignment]
+    return layer
+
+
+class CodeTransformer(Transformer):
+    """A model that transformers computes, with the interface of `Transformer`."""
+
+    def __init__(
+        self,
+        arch: Architecture,
+        span: StageSpan,
+        *,
+        axes: Axes,
+        kernel: str,
+        head: Head,
+        rows: int,
+        base: Path | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self._begin(arch, span, axes, head)
+        self._described = described = arch.own["code"]
+        try:
+            code = CodeModel(build(config_of(described["config"])))
+        except UnknownCode as problem:
+            raise EnvironmentFault("X529", f"{problem}; {problem.hint}") from problem
+        if type(code.model).__name__ != described["class"]:
+            raise PlanMismatch(f"transformers builds a {type(code.model).__name__}, not a {described['class']}")
+        self._code = (code,)  # in a tuple, so that it is no submodule
+        self.embed_tokens = code.embedding
+        self.layers = nn.ModuleDict({str(i): _as_block(layer, i) for i, layer in enumerate(code.layers)})
+        for path, module in _others(code):
+            _put(self, path, module)
+        code.model.eval()
+        if arch.head == "reward":
+            self.score = Linear(arch.dim, 1)
+        elif not arch.tie_embeddings:
+            self.lm_head = code.head
+            self.lm_head.__class__ = Linear
+        self._formats = {
+            (module, name): buffer.dtype for module in self.modules() for name, buffer in module.named_buffers(recurse=False)
+        }
+        self._drawn: tuple[str, dict[str, Tensor]] = ("", {})
+
+    @property
+    def code(self) -> CodeModel:
+        return self._code[0]
+
+    def last_norm(self, x: Tensor) -> Tensor:
+        """Return x, because the trunk ends with its norm."""
+        return x
+
+    def _embedded(self, x_BSD: Tensor | None, batch: ModelBatch) -> Tensor:
+        """Return the ids: the trunk embeds them."""
+        assert batch.input_ids_BS is not None
+        return batch.input_ids_BS
+
+    def _through_blocks(self, x_BSD: Tensor, batch: ModelBatch) -> tuple[Tensor, Callable[..., Tensor]]:
+        hidden_BSD = self.code.hidden(x_BSD, batch.positions_BS)
+        scale = self._described["logits"].get("scale", 1.0)
+        return hidden_BSD if scale == 1.0 else hidden_BSD * scale, _no_further
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the model alone: its modules stay in evaluation mode, without dropout and noise."""
+        self.training = mode
+        return self
+
+    @torch.no_grad()
+    def fill_buffers(self, device: torch.device) -> None:
+        """Compute the buffers that no checkpoint has, such as frequencies of rotary positions, in their own formats."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+        for module in self.modules():
+            for name in module._non_persistent_buffers_set:
+                format = self._formats[module, name]
+                setattr(module, name, torch.zeros_like(module.get_buffer(name), dtype=format, device=device))
+            if module._non_persistent_buffers_set:
+                self.code.model._init_weights(module)
+
+    @torch.no_grad()
+    def drawn(self, name: str, seed: int) -> Tensor:
+        """Return the whole initial value of a parameter or saved buffer, as its class draws it, in fp32 on the host.
+
+        Raises EnvironmentFault X529 if its class draws none.
+        """
+        start = ".".join(name.split(".")[:2]) if name.startswith("layers.") else name.rpartition(".")[0]
+        if start != self._drawn[0]:
+            self._drawn = start, self._drawn_part(start, seed)
+        value = self._drawn[1][name]
+        if value.isnan().any():
+            raise EnvironmentFault("X529", f"{self.code.title} draws no values for `{name}`; start from its weights")
+        return value
+
+    def _drawn_part(self, start: str, seed: int) -> dict[str, Tensor]:
+        """Draw a layer, or one module outside layers; values depend on the seed and the name alone."""
+        names = {ours: theirs for theirs, ours in self._pattern.names.items() if ours.startswith(f"{start}.")}
+        path = names[min(names)].removesuffix(min(names).removeprefix(start))
+        part = copy.deepcopy(self._pattern.model.get_submodule(path))
+        part.to_empty(device="cpu")
+        for tensor in (*part.parameters(), *part.buffers()):
+            if tensor.is_floating_point():
+                tensor.fill_(torch.nan)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(generator_of(start, seed, torch.device("cpu")).initial_seed())
+            part.apply(self._pattern.model._init_weights)
+        tensors = {**dict(part.named_parameters()), **dict(part.named_buffers())}
+        return {ours: tensors[theirs.removeprefix(f"{path}.")].float() for ours, theirs in names.items()}
+
+    @cached_property
+    def _pattern(self) -> CodeModel:
+        """The model without weights, whose parts are copied to draw their values."""
+        with torch.device("meta"):
+            return CodeModel(build(config_of(self._described["config"])))
+
+
+def _no_further(*_: Any) -> Tensor:
+    raise AssertionError("no block predicts further tokens")
+
+
+def _others(code: CodeModel) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the largest modules of the trunk without its layers, with their paths in it."""
+    layers = set(code.layers.modules())
+
+    def below(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+        for name, child in module.named_children():
+            own = f"{path}{name}"
+            if child is code.layers or child is code.embedding:
+                continue
+            if code.layers in set(child.modules()):
+                yield from below(child, f"{own}.")
+            else:
+                yield own, child
+
+    assert code.embedding not in layers
+    return below(code.trunk, "")
+
+
+def _put(to: nn.Module, path: str, module: nn.Module) -> None:
+    """Register a module at a path, with empty modules on the way."""
+    *way, name = path.split(".")
+    for part in way:
+        if part not in to._modules:
+            to.add_module(part, nn.Module())
+        to = to.get_submodule(part)
+    to.add_module(name, module)
