@@ -9,7 +9,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from math import prod
@@ -266,7 +266,8 @@ class StoredPart:
 
     expert: index along the parameter's first dimension; None: the whole parameter. transposed: rows of the stored
     matrices are columns here. first, step: index i of the parameter's last dimension is index first + step · i of the
-    stored tensor. Parts with a step, interleaved with as many parameters, are not transposed.
+    stored tensor. Parts with a step, interleaved with as many parameters, are not transposed. rows: first and end of
+    the rows of the parameter, or of the expert's matrix, that the tensor holds; None: all.
     """
 
     name: str
@@ -275,6 +276,7 @@ class StoredPart:
     transposed: bool = False
     first: int = 0
     step: int = 1
+    rows: tuple[int, int] | None = None
 
 
 # Alternative forms in files; the first one whose tensors all exist is read.
@@ -378,12 +380,21 @@ class StoredNames:
 
 @frozen(kw_only=True)
 class CodeNames(StoredNames):
-    """Names in the files of a model that transformers' code computes. files: parameter → its name there."""
+    """Names in the files of a model that transformers' code computes. parts: parameter or buffer → the keys of
+    `StoredPart` of every tensor that it is stored in."""
 
-    files: Mapping[str, str]
+    parts: Mapping[str, Sequence[Mapping[str, Any]]]
+    buffers: tuple[str, ...] = ("",)
 
     def of(self, parameter: ParameterSpec) -> Alternatives:
-        return ((StoredPart(self.files[parameter.name], parameter.shape),),)
+        if parameter.name == SCORE_WEIGHT:
+            return super().of(parameter)
+        parts = ({name: _tuple(value) for name, value in part.items()} for part in self.parts[parameter.name])
+        return (tuple(StoredPart(**part) for part in parts),)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _fused(parameter: ParameterSpec, *, interleaved: bool) -> StoredPart:
@@ -429,7 +440,7 @@ def known_names(arch: Architecture) -> StoredNames | None:
     if "user" in arch.own or arch.family not in FAMILIES:
         return None
     if (code := arch.own.get("code")) is not None:
-        return CodeNames(files=code["files"])
+        return CodeNames(parts=code["stored"])
     return cast(_StoringFamily, FAMILIES[arch.family]).stored
 
 

@@ -382,6 +382,68 @@ def _parameters(layer: nn.Module, experts: int, chosen: int) -> Iterator[dict[st
             yield found
 
 
+class _Views(TorchDispatchMode):
+    """Copies are the tensors themselves, so that results remain views of parameters."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (aten.clone.default, aten._to_copy.default):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def stored_parts(code: CodeModel) -> dict[str, list[dict[str, Any]]]:
+    """Return parameter or saved buffer → the tensors of files that it is written to, as keys of `StoredPart`.
+
+    transformers' own conversion is run on tensors without values; each of its results is a view of a parameter, whose
+    strides say which part. Raises UnknownCode for other conversions.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    state = code.model.state_dict()
+    owners: dict[int, str] = {}
+    whole: dict[str, Tensor] = {}
+    for theirs in code.names:
+        whole[theirs] = torch.empty(state[theirs].shape, device="meta")
+        owners[_storage(whole[theirs])] = theirs
+    with _Views():
+        written = revert_weight_conversion(code.model, dict(whole))
+    found: dict[str, list[dict[str, Any]]] = {ours: [] for ours in code.names.values()}
+    for name, tensor in written.items():
+        theirs = owners.get(_storage(tensor))
+        part = None if theirs is None else _part(tensor, whole[theirs])
+        if theirs is None or part is None:
+            message = f"transformers stores `{name}` of {code.title} in a form that is not part of one parameter"
+            raise UnknownCode(message, "use another model")
+        found[code.names[theirs]].append({"name": name, "shape": list(tensor.shape), **part})
+    return found
+
+
+def _part(view: Tensor, whole: Tensor) -> dict[str, Any] | None:
+    """Return the part of a parameter that a view of it is; None if `StoredPart` has no such parts."""
+    if view.shape == whole.shape and view.stride() == whole.stride():
+        return {}
+    part: dict[str, Any] = {}
+    offset = view.storage_offset()
+    if view.ndim < whole.ndim:
+        part["expert"], offset = divmod(offset, whole.stride(0))
+        whole = whole[0]
+    if view.ndim != whole.ndim or view.ndim not in (1, 2, 3):
+        return None
+    if view.ndim > 1 and view.stride()[-2:] == whole.stride()[-2:][::-1]:
+        part["transposed"], view = True, view.transpose(-1, -2)
+    if view.stride() != whole.stride() or view.shape[:-2] != whole.shape[:-2]:
+        return None
+    axis = -2 if view.ndim > 1 else -1
+    if view.ndim > 1 and view.shape[-1] != whole.shape[-1]:
+        return None
+    if view.shape[axis] != whole.shape[axis]:
+        first, rest = divmod(offset, whole.stride(axis))
+        if rest:
+            return None
+        part["rows"] = [first, first + view.shape[axis]]
+    return part
+
+
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
 CHOSEN: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k", "moe_top_k")
 
@@ -441,7 +503,8 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         raise UnknownCode(f"the logits of {code.title} are no product of its head", "use another model")
     ends = {theirs: ours for theirs, ours in code.names.items() if not ours.startswith("layers.")}
     shapes = {**dict(code.model.named_parameters()), **dict(code.model.named_buffers())}
-    layer_buffers = {name for name in code.names if name in dict(code.model.named_buffers())}
+    if saved_ends := ends.keys() & dict(code.model.named_buffers()).keys():
+        raise UnknownCode(f"{code.title} saves `{min(saved_ends)}`, which is not trained", "use another model")
     source = Path(sys.modules[cls.__module__].__file__ or "").read_bytes()
     return {
         "format": DESCRIPTION,
@@ -457,13 +520,13 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         "ffn": _number(config, ("intermediate_size", "ffn_dim", "n_inner"), 0),
         "init_std": float(getattr(config, "initializer_range", None) or 0.02),
         "ends": [
-            {"name": ours, "shape": list(shapes[theirs].shape), "saved_only": theirs in layer_buffers}
+            {"name": ours, "shape": list(shapes[theirs].shape)}
             for theirs, ours in ends.items()
         ],
         "kinds": kinds,
         "logits": logits,
         "packs": keeps_documents_apart(tiny),
-        "files": {ours: theirs for theirs, ours in code.names.items()},
+        "stored": stored_parts(code),
     }
 
 

@@ -96,6 +96,8 @@ class WeightReader:
             parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in parameters.values()
         ]
         assert {piece.shape for piece in pieces} == {pieces[0].shape}
+        if parameter.ndim == 0:
+            pieces, indices = [piece.view(1) for piece in pieces], [torch.arange(1)]
         if pieces[0].numel() == 0:
             return
         stored = self.assignment.parts[name][0]
@@ -134,7 +136,13 @@ class WeightReader:
     ) -> None:
         """Fill pieces [r, c] of a matrix, [r] of a vector; transposed: [c, r]. matrix: index in the stored tensor."""
         part, stored = parts[0], self.files.tensors[parts[0].name]
-        skipped = matrix * stored.bytes // part.shape[0]
+        if part.rows is not None:
+            begin, end = (int((indices[0] < bound).sum()) for bound in part.rows)
+            if begin == end:
+                return
+            pieces = [piece[begin:end] for piece in pieces]
+            indices = [indices[0][begin:end] - part.rows[0], *indices[1:]]
+        skipped = matrix * stored.bytes // part.shape[0] if matrix else 0
         indices = [*indices[:-1], indices[-1] + (part.first if part.step == 1 else 0)]
         if part.transposed:
             pieces, indices = [piece.t() for piece in pieces], indices[::-1]
