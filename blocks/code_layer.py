@@ -81,7 +81,7 @@ class CodeLayer(Layer):
             parameters=op["parameters"],
             saved=op["word"],
             scratch=(scratch, scratch),
-            flops=size(op["flops"]) if not scratch else size(op["flops"]),
+            flops=size(op["flops"]),
             attends=op["word"] == ATTENTION,
         )
         if len(first) > 3:  # indices have no gradient

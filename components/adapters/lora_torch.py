@@ -21,11 +21,10 @@ from xtrain.runtime.base.state import Rank
 from xtrain.runtime.nn.adapters import TaskExperts, TaskPlace, begins_with, decomposes, draws, merges, puts_on, writes
 from xtrain.runtime.nn.axes import Axes, local
 from xtrain.runtime.nn.head_product import HeadFactors
-from xtrain.runtime.nn.layers import DropsInputs, Linear, first_row
+from xtrain.runtime.nn.layers import DropsInputs, Linear, first_row, generator_of
 from xtrain.runtime.nn.moe import ExpertAdapter, Experts, MatrixProduct
 from xtrain.runtime.nn.recompute import as_one
 from xtrain.runtime.nn.transformer import ModelParts, QuantisedParameter
-from xtrain.runtime.nn.layers import generator_of
 from xtrain.runtime.nn.weights import fill, own_indices, values_of
 
 

@@ -78,7 +78,7 @@ def _store(path: Path, found: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
             json.dump(found, file)
-        os.replace(file.name, path)
+        Path(file.name).replace(path)
     except OSError:
         pass
 
@@ -95,7 +95,7 @@ def _inspected(config: str, versions: Mapping[str, str]) -> Mapping[str, Any]:
         try:
             done = subprocess.run(
                 [sys.executable, "-m", module, str(given), str(result)],
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "CUDA_VISIBLE_DEVICES": ""},
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST, check=False,
             )  # fmt: skip
             found = json.loads(result.read_text(encoding="utf-8"))

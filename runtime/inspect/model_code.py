@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,7 +35,7 @@ WORDS: Final = {operator: word for word, operators in SAVED.items() for operator
 TOLERANCE: Final = 1e-4
 
 
-# What layers compute ---------------------------------------------------------------------------------------------------
+# What layers compute --------------------------------------------------------------------------------------------------
 
 
 @define(eq=False)
@@ -243,7 +243,7 @@ def _through(values: Mapping[int, float]) -> list[float]:
     return [values[d] - slope * d, slope, 0.0]
 
 
-# What decides whether losses are right ---------------------------------------------------------------------------------
+# What decides whether losses are right --------------------------------------------------------------------------------
 
 # Sizes of a small model, by the names that configs give them.
 SIZES: Final = {
@@ -260,12 +260,13 @@ SIZES: Final = {
     16: "head_dim kv_lora_rank qk_nope_head_dim v_head_dim linear_key_head_dim linear_value_head_dim d_kv "
     "global_head_dim swa_head_dim index_head_dim attention_head_dim kv_channels sliding_window chunk_size "
     "mamba_chunk_size mamba_d_head mamba_head_dim index_topk attention_chunk_size",
-    8: "qk_rope_head_dim mamba_d_state state_size ssm_state_size rope_head_dim mamba_n_heads mamba_num_heads rotary_dim",
+    8: "qk_rope_head_dim mamba_d_state state_size ssm_state_size rope_head_dim mamba_n_heads mamba_num_heads "
+    "rotary_dim",
     320: "vocab_size vocab_size_per_layer_input",
     256: "max_position_embeddings n_positions n_ctx max_seq_len",
     1: "first_k_dense_replace n_group topk_group mamba_n_groups n_groups",
 }  # fmt: skip
-WAYS: Final = (
+WAYS: Final[tuple[dict[str, Any], ...]] = (
     {},
     {"head_dim": None},
     {"num_key_value_heads": 4},
@@ -275,8 +276,10 @@ WAYS: Final = (
 
 
 def small(content: Mapping[str, Any], model: nn.Module) -> CodeModel | None:
-    """Return a small random model of the same kind, in fp64 where its code allows it: the model itself if it is small;
-    None if none can be built. model: on the meta device."""
+    """Return a small random model of the same kind, the model itself if it is small; None if none can be built.
+
+    model: on the meta device.
+    """
     if sum(p.numel() for p in model.parameters()) <= SMALL:
         return _filled(content)
     sizes = {name: size for size, names in SIZES.items() for name in names.split()}
@@ -289,13 +292,17 @@ def small(content: Mapping[str, Any], model: nn.Module) -> CodeModel | None:
         try:
             code = _filled({**content, **keys, **lists, **ids})
             code.hidden(torch.arange(3, 11)[None])
-        except Exception:  # noqa: BLE001 - sizes that do not fit each other fail in many ways
+        except Exception:
             continue
         return code
     return None
 
 
 def _filled(content: Mapping[str, Any]) -> CodeModel:
+    with torch.device("meta"):
+        count = sum(p.numel() for p in build(config_of(content)).parameters())
+    if count > SMALL:
+        raise UnknownCode(f"{count:,} parameters are not few", "use another model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         code = CodeModel(build(config_of(content)))
@@ -325,7 +332,7 @@ def measured_logits(code: CodeModel) -> dict[str, Any] | None:
     scale = float((product * logits).sum() / (product * product).sum())
     if not same(product * scale):
         return None
-    for name, value in code.model.config.to_dict().items():  # the exact number, not the measured one
+    for value in code.model.config.to_dict().values():  # the exact number, not the measured one
         for exact in (value, 1 / value if value else value) if isinstance(value, int | float) and value else ():
             if abs(exact - scale) <= TOLERANCE * abs(scale):
                 return {"scale": float(exact)}
@@ -340,7 +347,7 @@ def keeps_documents_apart(code: CodeModel) -> bool:
         alone = torch.cat([code.hidden(part) for part in (ids_BS[:, :20], ids_BS[:, 20:])], 1)
         places = torch.cat([torch.arange(20), torch.arange(28)])[None]
         packed = code.hidden(ids_BS, places)
-    except Exception:  # noqa: BLE001 - code of any model
+    except Exception:
         return False
     return bool(torch.allclose(packed, alone, rtol=TOLERANCE, atol=TOLERANCE * float(alone.abs().max())))
 
@@ -355,7 +362,7 @@ def sees_later(code: CodeModel) -> bool:
     return not torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * float(one.abs().max()))
 
 
-# The description -------------------------------------------------------------------------------------------------------
+# The description ------------------------------------------------------------------------------------------------------
 
 
 def _signature(layer: nn.Module) -> Any:
@@ -519,10 +526,7 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": _number(config, ("head_dim",), max(1, code.head.in_features // heads)),
         "ffn": _number(config, ("intermediate_size", "ffn_dim", "n_inner"), 0),
         "init_std": float(getattr(config, "initializer_range", None) or 0.02),
-        "ends": [
-            {"name": ours, "shape": list(shapes[theirs].shape)}
-            for theirs, ours in ends.items()
-        ],
+        "ends": [{"name": ours, "shape": list(shapes[theirs].shape)} for theirs, ours in ends.items()],
         "kinds": kinds,
         "logits": logits,
         "packs": keeps_documents_apart(tiny),
@@ -536,7 +540,7 @@ def main(path: str, result_path: str) -> int:
         result = describe(json.loads(Path(path).read_text(encoding="utf-8")))
     except UnknownCode as problem:
         result = {"problem": str(problem), "hint": problem.hint}
-    except Exception as error:  # noqa: BLE001 - code of any model
+    except Exception as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         result = {"problem": f"the code of the model cannot be inspected: {text}", "hint": "use another model"}
     Path(result_path).write_text(json.dumps(result), encoding="utf-8")

@@ -23,7 +23,7 @@ from xtrain.runtime.base.state import Rank
 from xtrain.runtime.base.user_parts import spec_folder
 from xtrain.runtime.nn.axes import Axes, matching
 from xtrain.runtime.nn.block import Block, DecoderBlock
-from xtrain.runtime.nn.code_transformer import CodeTransformer
+from xtrain.runtime.nn.code_transformer import stage_class
 from xtrain.runtime.nn.fused import Fusible
 from xtrain.runtime.nn.head_product import TaskRouting
 from xtrain.runtime.nn.layers import Dropout, DropsInputs, EmbeddingNoise, Linear
@@ -31,7 +31,7 @@ from xtrain.runtime.nn.loss import Head
 from xtrain.runtime.nn.moe import MoE
 from xtrain.runtime.nn.number_formats import Fp8Matrix
 from xtrain.runtime.nn.recompute import SAVED, RecomputeFunction, TiledModule
-from xtrain.runtime.nn.transformer import ModelParts, StageSpan, Transformer
+from xtrain.runtime.nn.transformer import ModelParts, StageSpan
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "uint8": torch.uint8}
 
@@ -61,12 +61,12 @@ def build_model(
     cap = architecture.ends.logit_cap
     head = Head(vocabulary=architecture.vocab, z_weight=z_loss, chunk_bytes=chunk_bytes, cap=cap)
     kernel = kernel_on(rank.device.type, torch.get_float32_matmul_precision(), attention)
-    make = CodeTransformer if "code" in architecture.own else Transformer
+    make = stage_class(architecture)
     with torch.device("meta"):
         parts = tuple(
-            make(
-                architecture, span, axes=axes, kernel=kernel, head=head, rows=rows, base=spec_folder(plan.spec)
-            ).to(DTYPES[params])
+            make(architecture, span, axes=axes, kernel=kernel, head=head, rows=rows, base=spec_folder(plan.spec)).to(
+                DTYPES[params]
+            )
             for span in spans(stages, owners[rank.coordinates["pp"]])
         )
     model = ModelParts(parts, axes)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +18,16 @@ from xtrain.plan.architecture import Architecture
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.nn.axes import Axes
-from xtrain.runtime.nn.batch import ModelBatch
+from xtrain.runtime.nn.batch import LayerCache, ModelBatch
 from xtrain.runtime.nn.block import Block
 from xtrain.runtime.nn.layers import Linear, generator_of
 from xtrain.runtime.nn.loss import Head
-from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, config_of
+from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, config_of, first
 from xtrain.runtime.nn.transformer import StageSpan, Transformer
 
 
 class _CodeBlock(Block):
-    """A layer of transformers that can be recomputed; a subclass of it and of the layer's own class is made for each."""
+    """A layer of transformers that can be recomputed: the base of a class made for each class of layers."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         compute = super().forward
@@ -79,9 +80,12 @@ class CodeTransformer(Transformer):
             self.lm_head = code.head
             self.lm_head.__class__ = Linear
         self._formats = {
-            (module, name): buffer.dtype for module in self.modules() for name, buffer in module.named_buffers(recurse=False)
+            (module, name): buffer.dtype
+            for module in self.modules()
+            for name, buffer in module.named_buffers(recurse=False)
         }
         self._drawn: tuple[str, dict[str, Tensor]] = ("", {})
+        self._caches = WeakKeyDictionary[Any, Any]()
 
     @property
     def code(self) -> CodeModel:
@@ -97,9 +101,43 @@ class CodeTransformer(Transformer):
         return batch.input_ids_BS
 
     def _through_blocks(self, x_BSD: Tensor, batch: ModelBatch) -> tuple[Tensor, Callable[..., Tensor]]:
-        hidden_BSD = self.code.hidden(x_BSD, batch.positions_BS)
+        cache = batch.cache
+        if cache is None:
+            hidden_BSD = self.code.hidden(x_BSD, batch.positions_BS)
+        elif self._described["packs"]:
+            hidden_BSD = self._with_cache(x_BSD, batch, cache)
+        else:
+            hidden_BSD = self._again(x_BSD, batch, cache)
         scale = self._described["logits"].get("scale", 1.0)
         return hidden_BSD if scale == 1.0 else hidden_BSD * scale, _no_further
+
+    def _with_cache(self, ids_BS: Tensor, batch: ModelBatch, cache: LayerCache) -> Tensor:
+        """Return the hidden states of new positions; the model's own cache keeps the earlier ones."""
+        from transformers import DynamicCache
+
+        if cache.filled == 0:
+            self._caches[cache] = DynamicCache(config=self.code.model.config)
+        seen = getattr(cache, "seen_B11L", None)
+        name = "cache" if "cache" in self.code.arguments else "past_key_values"
+        more: dict[str, Any] = {name: self._caches[cache], "use_cache": True}
+        if "position_ids" in self.code.arguments:
+            more["position_ids"] = batch.positions_BS
+        if seen is not None:
+            more["attention_mask"] = seen[:, 0, 0, : cache.filled + ids_BS.shape[1]].long()
+        return first(self.code.trunk(input_ids=ids_BS, **more))
+
+    def _again(self, ids_BS: Tensor, batch: ModelBatch, cache: LayerCache) -> Tensor:
+        """Return the hidden states of new positions, computed with all earlier ones again and row by row: the caches of
+        such models do not take rows of several lengths."""
+        before_BS = self._caches.get(cache) if cache.filled else None
+        all_BS = ids_BS if before_BS is None else torch.cat((before_BS, ids_BS), 1)
+        self._caches[cache] = all_BS
+        seen = getattr(cache, "seen_B11L", None)
+        found = []
+        for row, ids_S in enumerate(all_BS):
+            begin = 0 if seen is None else int((~seen[row, 0, 0]).sum())
+            found.append(self.code.hidden(ids_S[None, begin:])[:, -1:])
+        return torch.cat(found)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the model alone: its modules stay in evaluation mode, without dropout and noise."""
@@ -107,14 +145,15 @@ class CodeTransformer(Transformer):
         return self
 
     @torch.no_grad()
-    def fill_buffers(self, device: torch.device) -> None:
+    def fill_buffers(self) -> None:
         """Compute the buffers that no checkpoint has, such as frequencies of rotary positions, in their own formats."""
+        super().fill_buffers()  # transformers leaves marked tensors alone
         for tensor in (*self.parameters(), *self.buffers()):
             tensor._is_hf_initialized = True  # type: ignore[attr-defined]
         for module in self.modules():
             for name in module._non_persistent_buffers_set:
-                format = self._formats[module, name]
-                setattr(module, name, torch.zeros_like(module.get_buffer(name), dtype=format, device=device))
+                buffer = module.get_buffer(name)  # without the mark
+                setattr(module, name, torch.zeros_like(buffer, dtype=self._formats[module, name]))
             if module._non_persistent_buffers_set:
                 self.code.model._init_weights(module)
 
@@ -184,3 +223,8 @@ def _put(to: nn.Module, path: str, module: nn.Module) -> None:
             to.add_module(part, nn.Module())
         to = to.get_submodule(part)
     to.add_module(name, module)
+
+
+def stage_class(arch: Architecture) -> type[Transformer]:
+    """Return the class of an architecture's stages."""
+    return CodeTransformer if "code" in arch.own else Transformer

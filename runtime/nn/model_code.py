@@ -1,4 +1,4 @@
-"""Models that are computed by transformers' own code: its class for a config, the parts of it, and their names in a plan.
+"""Models that transformers' own code computes: the class for a config, its parts, and their names in a plan.
 
 The trunk is the module between the token ids and the head's input; its layers are the longest list of modules in it.
 Shapes: B rows, S positions, D width of the residual stream, V vocabulary.

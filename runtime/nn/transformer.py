@@ -187,8 +187,20 @@ class Transformer(nn.Module):
         """Return the head's input for the residual stream after the last block."""
         return self.norm(x)
 
-    def fill_buffers(self, device: torch.device) -> None:
-        """Compute the buffers that no checkpoint has."""
+    @torch.no_grad()
+    def allocate(self, device: torch.device, computes: torch.device) -> None:
+        """Give parameters memory on `device`, and buffers on the device that computes; parameters have no values."""
+        self.to_empty(device=device)
+        for module in self.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, torch.empty_like(buffer, device=computes))
+        self.fill_buffers()
+
+    @torch.no_grad()
+    def fill_buffers(self) -> None:
+        """Set all buffers to 0; reading weights sets those that files have."""
+        for buffer in self.buffers():
+            buffer.zero_()
 
     def hidden(self, batch: ModelBatch) -> Tensor:
         """Return the head's input of a whole model, [B, S, D]: the residual stream after the last norm."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from attrs import field, frozen
-from torch import Tensor, nn
+from torch import Tensor
 
 from xtrain.dsl.user_parts.kinds import LOGPROB
 from xtrain.runtime.base.collectives import total

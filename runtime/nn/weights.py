@@ -265,18 +265,12 @@ def initialise(
     format, starts from the same model. Raises PlanMismatch if this rank's parameters differ from the plan.
     """
     device = torch.device("cpu") if offload else rank.device
-    for part in () if anew else model.parts:
-        part.to_empty(device=device)
-    assert_local_shapes(plan, model, rank)
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            # On the device that computes, wherever the parameters are.
-            if anew:
-                buffer.zero_()
-            else:
-                setattr(module, name, torch.zeros_like(buffer, device=rank.device))
     for part in model.parts:
-        part.fill_buffers(rank.device)
+        if anew:
+            part.fill_buffers()
+        else:
+            part.allocate(device, rank.device)
+    assert_local_shapes(plan, model, rank)
     if seed is not None and init_std is not None:
         _draw(plan, model, rank, seed, init_std)
 

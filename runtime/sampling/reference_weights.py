@@ -30,6 +30,7 @@ from xtrain.runtime.feed.packing.rows import Rows
 from xtrain.runtime.feed.packing.stored_rows import RawRow, mismatched
 from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.loop.checkpointing import read_files, read_weights
+from xtrain.runtime.nn.code_transformer import stage_class
 from xtrain.runtime.nn.axes import Axes, column_parallel_input
 from xtrain.runtime.nn.batch import ModelBatch, Step, StepCall
 from xtrain.runtime.nn.build import DTYPES
@@ -216,7 +217,9 @@ def build_teacher(
     span = StageSpan(0, architecture.layers - 1, embeds=True, predicts=True)
     kernel = kernel_on(rank.device.type, torch.get_float32_matmul_precision(), attention)
     with torch.device("meta"):
-        whole = Transformer(architecture, span, axes=axes, kernel=kernel, head=head, rows=1).to(DTYPES[format])
+        whole = stage_class(architecture)(architecture, span, axes=axes, kernel=kernel, head=head, rows=1).to(
+            DTYPES[format]
+        )
     teacher = LiveTeacher(ModelParts((whole,), axes), architecture)
     known = {"model": teacher.model, "meshes": meshes, "rank": evolve(rank, coordinates={**rank.coordinates, "pp": 0})}
     whole.requires_grad_(False)
@@ -235,10 +238,7 @@ def build_teacher(
 def give_memory(model: ModelParts, teacher: LiveTeacher, rank: Rank, offload: bool) -> None:
     """Allocate the teacher, and attach it to the model's head. offload: keep its shards in host memory."""
     for part in teacher.model.parts:
-        part.to_empty(device=torch.device("cpu") if offload else rank.device)
-        for module in part.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                setattr(module, name, torch.zeros_like(buffer, device=rank.device))
+        part.allocate(torch.device("cpu") if offload else rank.device, rank.device)
     for part in model.parts:
         part.teacher = teacher if part.span.predicts else None
 

@@ -22,6 +22,7 @@ from xtrain.runtime.feed.prepared import PreparedDataset
 from xtrain.runtime.nn.axes import Axes, local
 from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch, Prompt, SampledGroup, Step, StepCall
 from xtrain.runtime.nn.build import DTYPES
+from xtrain.runtime.nn.code_transformer import stage_class
 from xtrain.runtime.nn.loss import Head
 from xtrain.runtime.nn.parallelize import reshard
 from xtrain.runtime.nn.pipeline import PipelineSchedule, forwarded
@@ -142,8 +143,9 @@ def scorer_model(
     span = StageSpan(0, architecture.layers - 1, embeds=True, predicts=True)
     head = Head(vocabulary=architecture.vocab, z_weight=0.0, chunk_bytes=1)
     with torch.device("meta"):
-        model = Transformer(architecture, span, axes=Axes(), kernel=kernel, head=head, rows=1).to(DTYPES[format])
-    model.to_empty(device=device)
+        make = stage_class(architecture)
+        model = make(architecture, span, axes=Axes(), kernel=kernel, head=head, rows=1).to(DTYPES[format])
+    model.allocate(device, device)
     tensors: dict[str, Tensor] = dict(model.named_parameters()) | dict(model.named_buffers())
     with WeightReader(files, assign(architecture, files), lambda done: None) as reader:
         reader.read([(name, tensor) for name, tensor in tensors.items() if reader.has(name)])

@@ -131,5 +131,5 @@ def whole_model(plan: Plan, rank: Rank) -> ModelParts:
     for node in plan.nodes:
         if node.op == "setup.quantise":
             quantise(plan, model, **node.args)
-    model.whole.to_empty(device=rank.device)
+    model.whole.allocate(rank.device, rank.device)
     return model

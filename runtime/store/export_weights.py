@@ -237,7 +237,8 @@ class WeightsWriter:
             if name not in self._read:
                 self._read[name] = self.whole(name)
             value = self._read[name] if part.expert is None else self._read[name][part.expert]
-            value = value if part.rows is None else value[..., slice(*part.rows), :] if value.ndim > 1 else value[slice(*part.rows)]
+            if part.rows is not None:
+                value = value.narrow(max(value.ndim - 2, 0), part.rows[0], part.rows[1] - part.rows[0])
             views.append(value.transpose(-1, -2) if part.transposed else value)
         return views
 

@@ -1,6 +1,6 @@
 """Tiny models of every type of transformers, as folders, and what xtrain computes of them against transformers itself.
 
-    python tests/support/code_models.py TYPE…    a line for each type (all types without arguments)
+python tests/support/code_models.py TYPE…    a line for each type (all types without arguments)
 """
 
 import json
@@ -20,8 +20,8 @@ from xtrain.dsl.checking import model_code
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.plan import Plan
 from xtrain.runtime.base.state import Rank
-from xtrain.runtime.inspect.model_code import describe, small
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX
+from xtrain.runtime.inspect.model_code import describe, small
 from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch
 from xtrain.runtime.nn.build import build_model
 from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, config_of
@@ -51,7 +51,9 @@ def built(plan: Plan) -> ModelParts:
     args = plan.node("setup.build_model").args
     axes = {axis.name: 0 for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
     device = torch.device("cpu")
-    rank = Rank(rank=0, local_rank=0, world_size=1, data_rank=0, data_ranks=1, device=device, pipeline_ranks=1, coordinates=axes)
+    rank = Rank(
+        rank=0, local_rank=0, world_size=1, data_rank=0, data_ranks=1, device=device, pipeline_ranks=1, coordinates=axes
+    )
     model = build_model(plan, rank, **{**args, "architecture": Architecture.from_values(args["architecture"])})
     initialise(plan, model, rank, offload=False)
     values = read(plan)
@@ -107,7 +109,9 @@ def differences(folder: Path, reference: Any) -> dict[str, float]:
     ours = model.whole(None, batch)
     ours.sum().backward()
     names = CodeModel(reference).names
-    gradients = {names[name]: p.grad for name, p in reference.named_parameters() if p.grad is not None and name in names}
+    gradients = {
+        names[name]: p.grad for name, p in reference.named_parameters() if p.grad is not None and name in names
+    }
     largest = max(float(each.abs().max()) for each in gradients.values())
     apart = 0.0
     for name, parameter in model.named_parameters():
@@ -123,9 +127,17 @@ def round_trip(folder: Path, base: Path) -> list[str]:
     plan = plan_for(folder)
     directory = make_run(plan, base / "run", base)
     save(plan, directory, read(plan))
-    export_of(plan, directory, checkpoint=None, averaged=None, dtype=None, most=10**9).write(base / "out", lambda *_: None)
-    before, after = ({n: t for f in path.glob("*.safetensors") for n, t in load_file(f).items()} for path in (folder, base / "out"))
-    return [n for n in before.keys() | after.keys() if n not in before or n not in after or not torch.equal(before[n], after[n])]
+    export_of(plan, directory, checkpoint=None, averaged=None, dtype=None, most=10**9).write(
+        base / "out", lambda *_: None
+    )
+    before, after = (
+        {n: t for f in path.glob("*.safetensors") for n, t in load_file(f).items()} for path in (folder, base / "out")
+    )
+    return [
+        n
+        for n in before.keys() | after.keys()
+        if n not in before or n not in after or not torch.equal(before[n], after[n])
+    ]
 
 
 def inspect_here() -> None:
