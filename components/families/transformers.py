@@ -14,7 +14,7 @@ from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, FOLDER, ModelEnds, ModelFolder, Resuming
 from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting
 from xtrain.dsl.user_parts.bodies import BodyError
-from xtrain.plan.architecture import Architecture
+from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture
 
 IDENTITY: Final = ("class", "digest", "config")  # of a description: the rest follows from these
 
@@ -96,7 +96,7 @@ class TransformersCode(PlannedModel):
     def ends(cls, arch: Architecture) -> ModelEnds:
         code = arch.own["code"]
         others = ((each["name"], tuple(each["shape"])) for each in code["ends"])
-        own = ("embed_tokens.weight", "lm_head.weight")
+        own = (f"{EMBEDDING}.weight", f"{HEAD}.weight")  # a head's bias is one of the others
         return ModelEnds(
             logit_cap=code["logits"].get("cap"),
             others=tuple((name, shape) for name, shape in others if name not in own),

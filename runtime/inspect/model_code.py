@@ -30,7 +30,7 @@ from xtrain.runtime.nn.recompute import SAVED
 aten = torch.ops.aten
 LENGTHS: Final = (64, 128, 192, 256)  # positions of traces; the last one is a check
 FORMATS: Final = (torch.float32, torch.bfloat16)
-SMALL: Final = 2**22  # the largest number of parameters of a small model
+SMALL: Final = 2**23  # the largest number of parameters of a small model
 WORDS: Final = {operator: word for word, operators in SAVED.items() for operator in operators}
 TOLERANCE: Final = 1e-4
 
@@ -266,12 +266,17 @@ SIZES: Final = {
     256: "max_position_embeddings n_positions n_ctx max_seq_len",
     1: "first_k_dense_replace n_group topk_group mamba_n_groups n_groups",
 }  # fmt: skip
+LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")
+LEFT_OUT: Final = object()
 WAYS: Final[tuple[dict[str, Any], ...]] = (
     {},
-    {"head_dim": None},
+    {"head_dim": LEFT_OUT},
     {"num_key_value_heads": 4},
-    {"rotary_dim": None},
-    {"head_dim": None, "num_key_value_heads": 4},
+    {"head_dim": LEFT_OUT, "num_key_value_heads": 4},
+    {"rotary_dim": LEFT_OUT},
+    {"head_dim": 8, "num_key_value_heads": 4},
+    {"sliding_window": LEFT_OUT},
+    {"num_hidden_layers": 8},
 )
 
 
@@ -283,18 +288,26 @@ def small(content: Mapping[str, Any], model: nn.Module) -> CodeModel | None:
     if sum(p.numel() for p in model.parameters()) <= SMALL:
         return _filled(content)
     sizes = {name: size for size, names in SIZES.items() for name in names.split()}
+    smaller = {name: min(size, content[name]) for name, size in sizes.items() if isinstance(content.get(name), int)}
+    before = next((content[name] for name in LAYER_COUNTS if name in content), 0)
+    layers = next((smaller[name] for name in LAYER_COUNTS if name in smaller), before)
+    for name, value in content.items():
+        if name.endswith("_token_id") and value is not None:
+            smaller[name] = [2] if isinstance(value, list) else min(value, 2)
+        elif isinstance(value, list) and len(value) == before:  # a value for each layer
+            smaller[name] = value[:layers]
     for way in WAYS:
-        keys = {name: min(size, content[name]) for name, size in sizes.items() if isinstance(content.get(name), int)}
-        keys |= {name: value for name, value in way.items() if name in content}
-        layers = keys.get("num_hidden_layers", 4)
-        lists = {name: value[:layers] for name, value in content.items() if isinstance(value, list) and "layer" in name}
-        ids = {name: None for name in content if name.endswith("_token_id")}
-        try:
-            code = _filled({**content, **keys, **lists, **ids})
-            code.hidden(torch.arange(3, 11)[None])
-        except Exception:
-            continue
-        return code
+        keys = {**content, **smaller, **{name: value for name, value in way.items() if name in content}}
+        for rest in (
+            keys,
+            {name: value for name, value in keys.items() if "layer" not in name or name in LAYER_COUNTS},
+        ):
+            try:
+                code = _filled({name: value for name, value in rest.items() if value is not LEFT_OUT})
+                code.hidden(torch.arange(3, 11)[None])
+            except Exception:  # sizes that do not fit each other fail in many ways
+                continue
+            return code
     return None
 
 
@@ -326,6 +339,8 @@ def measured_logits(code: CodeModel) -> dict[str, Any] | None:
 
     if same(product):
         return {}
+    if code.head.bias is not None:
+        return None
     cap = getattr(code.model.config, "final_logit_softcapping", None)
     if cap and same(torch.tanh(product / cap) * cap):
         return {"cap": float(cap)}
@@ -473,6 +488,8 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
             raise UnknownCode(f"`{other}` and `{name}` of {code.title} are one parameter", "use another model")
     if code.embedding.embedding_dim != code.head.in_features:
         raise UnknownCode(f"the embedding of {code.title} is narrower than its layers", "use another model")
+    if code.tied and code.head.bias is not None:
+        raise UnknownCode(f"the head of {code.title} has a bias, and the weight of the embedding", "use another model")
     groups: dict[str, list[int]] = {}
     for number, layer in enumerate(code.layers):
         groups.setdefault(_signature(layer), []).append(number)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from xtrain.plan.architecture import Architecture
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.ops import PlanMismatch
-from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.axes import Axes, local
 from xtrain.runtime.nn.batch import LayerCache, ModelBatch
 from xtrain.runtime.nn.block import Block
 from xtrain.runtime.nn.layers import Linear, generator_of
@@ -109,7 +109,20 @@ class CodeTransformer(Transformer):
         else:
             hidden_BSD = self._again(x_BSD, batch, cache)
         scale = self._described["logits"].get("scale", 1.0)
-        return hidden_BSD if scale == 1.0 else hidden_BSD * scale, _no_further
+        hidden_BSD = hidden_BSD if scale == 1.0 else hidden_BSD * scale
+        if self._bias is not None:
+            hidden_BSD = torch.cat((hidden_BSD, hidden_BSD.new_ones(*hidden_BSD.shape[:-1], 1)), -1)
+        return hidden_BSD, _no_further
+
+    @property
+    def _bias(self) -> Tensor | None:
+        """The head's bias."""
+        return getattr(self, "lm_head", self.code.head).bias if self.arch.head == "vocabulary" else None
+
+    def head_weight(self) -> Tensor:
+        """Return the head's weight [V, D]; [V, D + 1] with its bias, which multiplies a column of ones."""
+        weight_VD = super().head_weight()
+        return weight_VD if self._bias is None else torch.cat((weight_VD, local(self._bias)[:, None]), 1)
 
     def _with_cache(self, ids_BS: Tensor, batch: ModelBatch, cache: LayerCache) -> Tensor:
         """Return the hidden states of new positions; the model's own cache keeps the earlier ones."""

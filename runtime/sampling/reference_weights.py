@@ -30,15 +30,15 @@ from xtrain.runtime.feed.packing.rows import Rows
 from xtrain.runtime.feed.packing.stored_rows import RawRow, mismatched
 from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.loop.checkpointing import read_files, read_weights
-from xtrain.runtime.nn.code_transformer import stage_class
 from xtrain.runtime.nn.axes import Axes, column_parallel_input
 from xtrain.runtime.nn.batch import ModelBatch, Step, StepCall
 from xtrain.runtime.nn.build import DTYPES
+from xtrain.runtime.nn.code_transformer import stage_class
 from xtrain.runtime.nn.distillation import Taught
 from xtrain.runtime.nn.loss import Head
 from xtrain.runtime.nn.parallelize import reshard
 from xtrain.runtime.nn.pipeline import PipelineSchedule, forwarded
-from xtrain.runtime.nn.transformer import ModelParts, StageSpan, Transformer
+from xtrain.runtime.nn.transformer import ModelParts, StageSpan
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records
 from xtrain.runtime.store.beginning import find, planned_adapter, planned_files, starting_point
