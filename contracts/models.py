@@ -37,7 +37,7 @@ class PlannedModel(Model):
         return (cls.block(arch),) * arch.layers
 
     @classmethod
-    def identified(cls, arch: Architecture) -> dict[str, Any]:
+    def identity(cls, arch: Architecture) -> dict[str, Any]:
         """Return what identifies the model for the id of an experiment, as JSON."""
         return arch.to_json()
 

@@ -47,7 +47,7 @@ def config_of(resolved: Resolved) -> dict[str, Any]:
     content = {
         "name": spec.experiment.name,
         "experiment": experiment_settings(spec.experiment),
-        "model": planned(spec.model, PlannedModel).identified(resolved.architecture),
+        "model": planned(spec.model, PlannedModel).identity(resolved.architecture),
         **({"frozen": fingerprint(frozen)} if (frozen := _frozen(resolved)) else {}),
         "tokenizer": tokenizer_kind(spec.tokenizer.source).place(spec.tokenizer.source),
         "datasets": {name: _dataset(each, spec.experiment.seed) for name, each in spec.datasets.items()},

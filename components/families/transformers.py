@@ -88,8 +88,8 @@ class TransformersCode(PlannedModel):
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
-        kinds = enumerate(arch.own["code"]["kinds"] if "code" in arch.own else ())
-        kind_of = {layer: number for number, kind in kinds for layer in kind["layers"]}
+        kinds: list[dict[str, Any]] = arch.own["code"]["kinds"]
+        kind_of = {layer: number for number, kind in enumerate(kinds) for layer in kind["layers"]}
         return tuple(CodeLayer("code", kind_of[layer]) for layer in range(arch.layers))
 
     @classmethod
@@ -103,6 +103,6 @@ class TransformersCode(PlannedModel):
         )
 
     @classmethod
-    def identified(cls, arch: Architecture) -> dict[str, Any]:
+    def identity(cls, arch: Architecture) -> dict[str, Any]:
         code = arch.own["code"]
         return {**arch.to_json(), "code": {name: code[name] for name in IDENTITY}}

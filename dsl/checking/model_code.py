@@ -92,6 +92,7 @@ def _inspected(config: str, versions: Mapping[str, str]) -> Mapping[str, Any]:
         given, result = Path(folder) / "config.json", Path(folder) / "description.json"
         given.write_text(config, encoding="utf-8")
         module = f"{PACKAGE}.runtime.inspect.model_code"
+        done = None
         try:
             done = subprocess.run(
                 [sys.executable, "-m", module, str(given), str(result)],
@@ -103,7 +104,8 @@ def _inspected(config: str, versions: Mapping[str, str]) -> Mapping[str, Any]:
             message = f"the code of {kind} could not be inspected within {LONGEST} seconds"
             raise CodeUnusable(message, "use a model type that xtrain has") from error
         except (OSError, ValueError) as error:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            lines = [] if done is None else done.stderr.strip().splitlines()
+            last = lines[-1] if lines else str(error)
             raise CodeUnusable(f"the code of {kind} cannot be inspected: {last}", "use another model") from error
     if "problem" in found:
         raise CodeUnusable(found["problem"], found["hint"])

@@ -22,7 +22,6 @@ from xtrain.dsl.checking.config_json import (
     refuse_unknown,
     short_json,
 )
-from xtrain.dsl.checking.model_code import CodeUnusable, describe
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.evaluation.statements import Label, Section, SectionEntry
 from xtrain.dsl.evaluation.values import FAILED, Called, Items, Value, ValueStep, Word, is_number
@@ -76,6 +75,8 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
     if family != CODE:
         reading.fill()
         return folder
+    from xtrain.dsl.checking.model_code import CodeUnusable, describe
+
     try:
         reading.take(describe({name: entry.value for name, entry in entries.items()}))
     except CodeUnusable as problem:

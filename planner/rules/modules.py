@@ -64,7 +64,7 @@ def _check_overlap(spec: Spec, layout: Layout, found: Findings) -> None:
 
 # Path of a setting → (what a model of transformers' code lacks, whether a spec uses it).
 _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
-    "parallel.tp.size": ("rules that split its matrices", lambda spec, layout: layout.size("tp") > 1),
+    "parallel.tp.size": ("form that splits its matrices", lambda spec, layout: layout.size("tp") > 1),
     "parallel.pp.size": ("stages", lambda spec, layout: layout.size("pp") > 1),
     "parallel.ep.size": ("experts that ranks can share", lambda spec, layout: layout.ep > 1),
     "parallel.cp.size": (
@@ -73,8 +73,6 @@ _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
     ),
     "parallel.stack": ("support for it", lambda spec, layout: spec.parallel.stack in ("deepspeed", "torchft")),
     "compile.mode": ("blocks that are compiled", lambda spec, layout: spec.compile.mode != "none"),
-    "activation.tile_mlp": ("layers that are cut", lambda spec, layout: spec.activation.tile_mlp != 1),
-    "adapter": ("matrices that take adapters", lambda spec, layout: spec.is_adapted),
     "precision.base": ("matrices stored in codes", lambda spec, layout: spec.precision.base.stores),
     "precision.compute": ("products in fp8", lambda spec, layout: spec.precision.scaled is not None),
     "rollout": ("a cache for generation", lambda spec, layout: spec.rollout is not None),
@@ -163,7 +161,8 @@ def _check_tiles(spec: Spec, architecture: Architecture, layout: Layout, batch: 
         return
     positions = batch.micro * batch.sequence // (layout.size("ring") * layout.size("ulysses"))
     if not any(kind.block.tiles for kind in architecture.kinds):
-        message = "tile_mlp cuts feed-forward layers into pieces, and all blocks have experts instead"
+        instead = "all blocks have experts instead" if architecture.is_moe else "no layer of a block can be cut"
+        message = f"tile_mlp cuts feed-forward layers into pieces, and {instead}"
         found.fail(path, "X418", path, message, "use tile_mlp 1")
     elif isinstance(pieces, int) and pieces > positions and "cp" not in layout.unsettled:
         message = f"tile_mlp {pieces} is more than the {positions:,} positions of a microbatch that a rank has"

@@ -21,6 +21,7 @@ from attrs import define, field
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from xtrain.dsl.checking.model_code import DESCRIPTION
@@ -63,8 +64,8 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = _grouped(args, kwargs) if func is aten._grouped_mm.default else func(*args, **kwargs)
-        inputs = [each for each in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        outputs = [each for each in torch.utils._pytree.tree_leaves(result) if isinstance(each, Tensor)]
+        inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         new = {}
         for output in outputs:
             if (key := _storage(output)) not in self.numbers and key not in self.parameters and key not in self.shared:
@@ -196,29 +197,28 @@ def _costs(recorded: Mapping[int, _Recorder]) -> list[dict[str, Any]]:
     first_trace = recorded[LENGTHS[0]]
     names = {tuple((op["name"], *op["parameters"]) for op in trace.ops) for trace in recorded.values()}
     if len(names) == 1:
-        found = [_joined([recorded[s].ops[place] for s in LENGTHS]) for place in range(len(first_trace.ops))]
-        if all(each is not None for each in found):
-            return found  # type: ignore[return-value]
+        joined = (_joined([recorded[s].ops[place] for s in LENGTHS]) for place in range(len(first_trace.ops)))
+        found = [each for each in joined if each is not None]
+        if len(found) == len(first_trace.ops):
+            return found
     return [_summed(recorded)]
 
 
 def _joined(ops: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     flops = _polynomial({s: op["flops"] for s, op in zip(LENGTHS, ops, strict=True)})
-    sizes = {
-        number: (_polynomial({s: op["new"][number][0] for s, op in zip(LENGTHS, ops, strict=True)}), floats)
-        for number, (_, floats) in ops[0]["new"].items()
-    }
-    if flops is None or any(size is None for size, _ in sizes.values()):
+    new: list[list[Any]] = []
+    for number, (_, floats) in ops[0]["new"].items():
+        size = _polynomial({s: op["new"][number][0] for s, op in zip(LENGTHS, ops, strict=True)})
+        if size is None:
+            return None
+        new.append([number, *size] if floats else [number, *size, "index"])
+    if flops is None:
         return None
-    new = [[number, *size] if floats else [number, *size, "index"] for number, (size, floats) in sizes.items()]
-    return {
-        **{name: ops[0][name] for name in ("name", "word", "inputs", "parameters", "keeps")},
-        "flops": flops,
-        "new": new,
-    }
+    same = {name: ops[0][name] for name in ("name", "word", "inputs", "parameters", "keeps")}
+    return {**same, "flops": flops, "new": new}
 
 
-def _summed(recorded: Mapping[int, _Recorder]) -> list[dict[str, Any]]:
+def _summed(recorded: Mapping[int, _Recorder]) -> dict[str, Any]:
     sums: dict[str, dict[int, float]] = {"flops": {}, "kept": {}, "scratch": {}, "out": {}}
     for s, trace in recorded.items():
         sizes = {number: size for op in trace.ops for number, (size, _) in op["new"].items()}
@@ -288,7 +288,8 @@ def small(content: Mapping[str, Any], model: nn.Module) -> CodeModel | None:
     if sum(p.numel() for p in model.parameters()) <= SMALL:
         return _filled(content)
     sizes = {name: size for size, names in SIZES.items() for name in names.split()}
-    smaller = {name: min(size, content[name]) for name, size in sizes.items() if isinstance(content.get(name), int)}
+    given = {name: content[name] for name in sizes if isinstance(content.get(name), int)}
+    smaller: dict[str, Any] = {name: min(sizes[name], value) for name, value in given.items()}
     before = next((content[name] for name in LAYER_COUNTS if name in content), 0)
     layers = next((smaller[name] for name in LAYER_COUNTS if name in smaller), before)
     for name, value in content.items():
@@ -447,7 +448,7 @@ def _part(view: Tensor, whole: Tensor) -> dict[str, Any] | None:
     part: dict[str, Any] = {}
     offset = view.storage_offset()
     if view.ndim < whole.ndim:
-        part["expert"], offset = divmod(offset, whole.stride(0))
+        part["expert"], offset = divmod(int(offset), int(whole.stride(0)))
         whole = whole[0]
     if view.ndim != whole.ndim or view.ndim not in (1, 2, 3):
         return None
@@ -459,7 +460,7 @@ def _part(view: Tensor, whole: Tensor) -> dict[str, Any] | None:
     if view.ndim > 1 and view.shape[-1] != whole.shape[-1]:
         return None
     if view.shape[axis] != whole.shape[axis]:
-        first, rest = divmod(offset, whole.stride(axis))
+        first, rest = divmod(int(offset), int(whole.stride(axis)))
         if rest:
             return None
         part["rows"] = [first, first + view.shape[axis]]

@@ -1,7 +1,7 @@
 """Decoder block: the modules of its pieces, and the forward that combines them."""
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -207,7 +207,7 @@ class Block(nn.Module):
     number: int
     angles: RotaryAngles | None = None
     recompute: Callable[..., Tensor] | None = None
-    dropping: Sequence[HasKeys] = ()
+    dropping: list[HasKeys]
     routes = False
     tiled = False
 

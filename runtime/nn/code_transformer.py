@@ -84,7 +84,7 @@ class CodeTransformer(Transformer):
             for module in self.modules()
             for name, buffer in module.named_buffers(recurse=False)
         }
-        self._drawn: tuple[str, dict[str, Tensor]] = ("", {})
+        self._drawn: tuple[tuple[str, int], dict[str, Tensor]] = (("", 0), {})
         self._caches = WeakKeyDictionary[Any, Any]()
 
     @property
@@ -177,9 +177,9 @@ class CodeTransformer(Transformer):
         Raises EnvironmentFault X529 if its class draws none.
         """
         start = ".".join(name.split(".")[:2]) if name.startswith("layers.") else name.rpartition(".")[0]
-        if start != self._drawn[0]:
-            self._drawn = start, self._drawn_part(start, seed)
-        value = self._drawn[1][name]
+        if (start, seed) != self._drawn[0]:
+            self._drawn = (start, seed), self._drawn_part(start, seed)
+        value = self._drawn[1][name].detach()
         if value.isnan().any():
             raise EnvironmentFault("X529", f"{self.code.title} draws no values for `{name}`; start from its weights")
         return value

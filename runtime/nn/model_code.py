@@ -50,7 +50,7 @@ def config_of(content: Mapping[str, Any]) -> Any:
         except ImportError as error:
             message = f"the model is computed by transformers, which cannot be imported: {error}"
             raise UnknownCode(message, "pip install 'xtrain[transformers]'") from error
-        kind = content.get("model_type")
+        kind = str(content.get("model_type"))
         if kind not in CONFIG_MAPPING:
             hint = "install a version of transformers that has it, or export the model in a type that it has"
             raise UnknownCode(f"the installed transformers has no model type {kind!r}", hint)
@@ -71,7 +71,7 @@ def class_of(config: Any) -> type[nn.Module]:
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             hint = "use a model that transformers' AutoModelForCausalLM can load"
             raise UnknownCode(f"transformers has no causal language model of the type {config.model_type}", hint)
-        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # pyright: ignore[reportReturnType]
 
 
 def build(config: Any, experts: str = "eager") -> nn.Module:

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from one_rank import one_rank
 from safetensors.torch import load_file
 from small_runs import make_run, plan_of, read, save
 
 from xtrain.dsl.checking import model_code
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.plan import Plan
-from xtrain.runtime.base.state import Rank
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX
 from xtrain.runtime.inspect.model_code import describe, small
 from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch
@@ -49,11 +49,7 @@ def make(kind: str, folder: Path, **keys: Any) -> Any:
 def built(plan: Plan) -> ModelParts:
     """The model of a plan on one rank, with the weights of its folder."""
     args = plan.node("setup.build_model").args
-    axes = {axis.name: 0 for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
-    device = torch.device("cpu")
-    rank = Rank(
-        rank=0, local_rank=0, world_size=1, data_rank=0, data_ranks=1, device=device, pipeline_ranks=1, coordinates=axes
-    )
+    rank = one_rank()
     model = build_model(plan, rank, **{**args, "architecture": Architecture.from_values(args["architecture"])})
     initialise(plan, model, rank, offload=False)
     values = read(plan)
@@ -81,6 +77,7 @@ def theirs(reference: Any, batch: ModelBatch) -> torch.Tensor:
     """The sum of the cross-entropies as transformers computes them, each document alone."""
     total = torch.zeros(())
     for _, first, length in batch.packing.segments:
+        assert batch.input_ids_BS is not None and batch.labels_BS is not None
         ids, labels = (each[:, first : first + length] for each in (batch.input_ids_BS, batch.labels_BS))
         logits = reference(input_ids=ids, use_cache=False).logits[0]
         total = total + F.cross_entropy(logits, labels[0], ignore_index=IGNORE_INDEX, reduction="sum")

@@ -1,0 +1,131 @@
+"""Models that transformers' own code computes: against transformers, and what a spec may ask of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from code_models import SINGLE, built, differences, inspect_here, make, plan_for, round_trip, rows
+from reference_models import make as make_native
+from small_runs import SPEC, plan_of
+
+from xtrain.dsl.checking import model_code
+from xtrain.planner.load import plan_from_text
+from xtrain.runtime.nn.code_transformer import CodeTransformer
+from xtrain.runtime.sampling.text_generator import Prompts
+
+# Norms after, fused matrices, learned positions, a factor of logits, experts, a head with a bias, a cap of logits.
+ORDINARY = ("olmo3", "phi3", "gpt2", "cohere", "glm4_moe", "codegen", "gemma2", "mamba")
+OTHERS = (
+    "arcee", "apertus", "aria_text", "afmoe", "beam", "biogpt", "bloom", "cohere2", "deepseek_v3", "diffllama",
+    "ernie4_5", "ernie4_5_moe", "exaone4", "flex_olmo", "glm", "glm4", "gpt_bigcode", "gptj", "granite", "granitemoe",
+    "helium", "phi", "qwen3_next", "seed_oss", "stablelm", "starcoder2",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _inspected_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_code, "_inspected", model_code._inspected)
+    inspect_here()
+
+
+@pytest.mark.parametrize("kind", [*ORDINARY, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])
+def test_loss_and_gradients_are_those_of_transformers(kind: str, tmp_path: Path):
+    """Of documents in a row, each alone in the reference; and an export without training is the folder again."""
+    folder = tmp_path / "model"
+    reference = make(kind, folder)
+    found = differences(folder, reference)
+    assert found["loss"] < 1e-5 and found["gradients"] < 1e-4
+    assert not round_trip(folder, tmp_path)
+
+
+def test_native_code_and_transformers_agree(tmp_path: Path):
+    make_native("llama", "odd heads, tied", tmp_path)
+    native, code = built(plan_of(f'"{tmp_path}" {{ }}')).whole, built(plan_for(tmp_path)).whole
+    assert isinstance(code, CodeTransformer) and not isinstance(native, CodeTransformer)
+    losses = [model(None, rows(263)).sum() for model in (native, code)]
+    torch.testing.assert_close(*losses, rtol=1e-6, atol=0)
+    assert dict(native.named_parameters()).keys() == dict(code.named_parameters()).keys()
+
+
+@pytest.mark.parametrize("kind", ["olmo3", "mamba"])
+def test_texts_are_those_of_whole_forwards(kind: str, tmp_path: Path):
+    """Also of prompts of several lengths, which begin with padding."""
+    reference = make(kind, tmp_path)
+    model, prompts = built(plan_for(tmp_path)).whole, [[5, 9, 30], [7, 8, 11, 60, 2]]
+    running = Prompts.of(prompts, 9, torch.device("cpu"))
+    batch, texts = running.first(), [list(prompt) for prompt in prompts]
+    with torch.no_grad():
+        for _ in range(4):
+            logits_BV = model(None, batch)
+            running.cache.filled += batch.shape[1]
+            for text, logits_V in zip(texts, logits_BV, strict=True):
+                wanted_V = reference(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
+                torch.testing.assert_close(logits_V, wanted_V, rtol=1e-4, atol=1e-4)
+                text.append(int(wanted_V.argmax()))
+            batch = running.next([text[-1] for text in texts])
+
+
+@pytest.mark.parametrize("kind", ["olmo3", "gpt2", "glm4_moe"])
+def test_drawn_weights_depend_on_seed_and_name(kind: str, tmp_path: Path):
+    make(kind, tmp_path)
+    model = built(plan_for(tmp_path)).whole
+    assert isinstance(model, CodeTransformer)
+    names = [name for name, _ in model.named_parameters()]
+    first, again = ({name: model.drawn(name, 3) for name in order} for order in (names, names[::-1]))
+    other = model.drawn("embed_tokens.weight", 4)
+    assert all(torch.equal(first[name], again[name]) and first[name].isfinite().all() for name in names)
+    assert not torch.equal(first["embed_tokens.weight"], other)
+    assert 0.01 < float(first["embed_tokens.weight"].std()) < 0.03
+
+
+def errors(model: str, more: str = "", world: int | None = None) -> list[tuple[str, str]]:
+    text = SPEC.format(model=model, tokenizer="bytes", params="fp32", more=more)
+    found = plan_from_text(text, "small.xtrain", world=world).diagnostics
+    return [(each.code, f"{each.message}; {each.hint}") for each in found.errors]
+
+
+@pytest.mark.parametrize(("more", "code", "word"), [
+    ("parallel { tp 2 { } }", "X530", "splits its matrices"),
+    ("parallel { pp 2 { } }", "X530", "stages"),
+    ("parallel { cp 2 { } }", "X530", "attention over ranks"),
+    ("compile { }", "X530", "blocks that are compiled"),
+    ("adapter lora { rank = 4 }", "X435", "no matrix"),
+    ("activation none { tile_mlp = 2 }", "X418", "no layer of a block can be cut"),
+])  # fmt: skip
+def test_settings_that_its_code_does_not_support(more: str, code: str, word: str, tmp_path: Path):
+    make("olmo3", tmp_path)
+    found = errors(f'"{tmp_path}" {{ }}', more, world=2)
+    assert [text for own, text in found if own == code and word in text], found
+
+
+def test_documents_that_would_mix_need_rows_of_their_own(tmp_path: Path):
+    make("mamba", tmp_path)
+    ((code, text),) = errors(f'"{tmp_path}" {{ }}')
+    assert code == "X530" and "mixes the documents of a row" in text and "pack(single)" in text
+    assert not errors(f'"{tmp_path}" {{ }}', SINGLE)
+
+
+@pytest.mark.parametrize(("config", "word"), [
+    ({"model_type": "nonsense"}, "no model type 'nonsense'"),
+    ({"model_type": "bart"}, "encoder with a decoder"),
+    ({"model_type": "vit"}, "no causal language model"),
+    ({"model_type": "olmo3", "hidden_size": "wide"}, "rejects the config"),
+    ({"model_type": "bert", "is_decoder": True}, "are one parameter"),
+])  # fmt: skip
+def test_code_that_cannot_be_used(config: dict[str, Any], word: str, tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ((code, text),) = errors(f'"{tmp_path}" {{ weights = none }}')
+    assert code == "X529" and word in text
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def missing(name: str) -> str:
+        raise model_code.PackageNotFoundError(name)
+
+    monkeypatch.setattr(model_code, "version", missing)
+    (tmp_path / "config.json").write_text('{"model_type": "olmo3"}')
+    ((code, text),) = errors(f'"{tmp_path}" {{ weights = none }}')
+    assert code == "X529" and "pip install 'xtrain[transformers]'" in text
