@@ -37,6 +37,11 @@ class PlannedModel(Model):
         return (cls.block(arch),) * arch.layers
 
     @classmethod
+    def names_in_files(cls, arch: Architecture) -> "StoredNames | None":
+        """Return the parameter names in files of an architecture; None: there are no files of the family."""
+        return cls.stored
+
+    @classmethod
     def identity(cls, arch: Architecture) -> dict[str, Any]:
         """Return what identifies the model for the id of an experiment, as JSON."""
         return arch.to_json()

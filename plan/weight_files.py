@@ -9,7 +9,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from math import prod
@@ -378,25 +378,6 @@ class StoredNames:
             yield StoredPart(name, (columns, rows), expert=expert, transposed=True)
 
 
-@frozen(kw_only=True)
-class CodeNames(StoredNames):
-    """Names in the files of a model that transformers' code computes. parts: parameter or buffer → the keys of
-    `StoredPart` of every tensor that it is stored in."""
-
-    parts: Mapping[str, Sequence[Mapping[str, Any]]]
-    buffers: tuple[str, ...] = ("",)
-
-    def of(self, parameter: ParameterSpec) -> Alternatives:
-        if parameter.name == SCORE_WEIGHT:
-            return super().of(parameter)
-        parts = ({name: _tuple(value) for name, value in part.items()} for part in self.parts[parameter.name])
-        return (tuple(StoredPart(**part) for part in parts),)
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _fused(parameter: ParameterSpec, *, interleaved: bool) -> StoredPart:
     """Return the part of a stacked tensor that holds a parameter of experts: matrices [E, in, out], or biases [E,
     out]."""
@@ -432,16 +413,14 @@ SCORE_WEIGHT = f"{SCORE}.weight"
 class _StoringFamily(Protocol):
     """Model family as files use it; its base class is `PlannedModel` (`contracts/models.py`)."""
 
-    stored: StoredNames | None
+    def names_in_files(self, arch: Architecture) -> StoredNames | None: ...
 
 
 def known_names(arch: Architecture) -> StoredNames | None:
     """Return the names in files of a model's family; None if there are no files of the family."""
     if "user" in arch.own or arch.family not in FAMILIES:
         return None
-    if (code := arch.own.get("code")) is not None:
-        return CodeNames(parts=code["stored"])
-    return cast(_StoringFamily, FAMILIES[arch.family]).stored
+    return cast(_StoringFamily, FAMILIES[arch.family]).names_in_files(arch)
 
 
 def stored_names(arch: Architecture) -> StoredNames:

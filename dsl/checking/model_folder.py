@@ -12,11 +12,11 @@ from typing import Any, Final
 from attrs import frozen
 
 from xtrain.dsl.checking.config_json import (
-    CODE,
     CONFIG,
     ConfigEntry,
     ConfigUnreadable,
     SnapshotMissing,
+    code_family,
     family_of,
     find_snapshot,
     refuse_unknown,
@@ -72,7 +72,7 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
     family, source, entries = found
     section.labels = [Label(Value(Word(family), label.span))]
     reading = _Reading(FAMILIES[family], entries, source, section, diagnostics)
-    if family != CODE:
+    if not FAMILIES[family].any_type:
         reading.fill()
         return folder
     from xtrain.dsl.checking.model_code import CodeUnusable, describe
@@ -89,8 +89,7 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
 
 def _chosen_code(section: Section) -> str:
     """Return the family whose code the section chooses; empty if it chooses none."""
-    written = section.entries.get("code")
-    return CODE if written is not None and written.value.data == Word(CODE) else ""
+    return code_family() if "code" in section.entries else ""
 
 
 def settings_in_folder(folder: str) -> tuple[dict[str, Any], Diagnostics]:

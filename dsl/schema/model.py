@@ -108,6 +108,8 @@ class Model(Component):
     """Setting, as `resolved` names it → effect of another value on a checkpoint; settings that are missing here:
     `other`."""
     other: ClassVar[Resuming] = "meaning"
+    any_type: ClassVar[bool] = False
+    """True for the family of every model type that no other family has."""
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         """Return the values of `auto` settings that follow from the model alone, each with its reason."""

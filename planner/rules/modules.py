@@ -71,7 +71,7 @@ _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
         "attention over ranks",
         lambda spec, layout: "cp" not in layout.unsettled and layout.size("ring") * layout.size("ulysses") > 1,
     ),
-    "parallel.stack": ("support for it", lambda spec, layout: spec.parallel.stack in ("deepspeed", "torchft")),
+    "parallel.stack": ("support for this stack", lambda spec, layout: spec.parallel.execution.wraps()),
     "compile.mode": ("blocks that are compiled", lambda spec, layout: spec.compile.mode != "none"),
     "precision.base": ("matrices stored in codes", lambda spec, layout: spec.precision.base.stores),
     "precision.compute": ("products in fp8", lambda spec, layout: spec.precision.scaled is not None),

@@ -23,7 +23,6 @@ from xtrain.runtime.base.state import Rank
 from xtrain.runtime.base.user_parts import spec_folder
 from xtrain.runtime.nn.axes import Axes, matching
 from xtrain.runtime.nn.block import Block, DecoderBlock
-from xtrain.runtime.nn.code_transformer import stage_class
 from xtrain.runtime.nn.fused import Fusible
 from xtrain.runtime.nn.head_product import TaskRouting
 from xtrain.runtime.nn.layers import Dropout, DropsInputs, EmbeddingNoise, Linear
@@ -31,7 +30,7 @@ from xtrain.runtime.nn.loss import Head
 from xtrain.runtime.nn.moe import MoE
 from xtrain.runtime.nn.number_formats import Fp8Matrix
 from xtrain.runtime.nn.recompute import SAVED, RecomputeFunction, TiledModule
-from xtrain.runtime.nn.transformer import ModelParts, StageSpan
+from xtrain.runtime.nn.transformer import ModelParts, StageSpan, Transformer
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "uint8": torch.uint8}
 
@@ -76,6 +75,15 @@ def build_model(
                 module.fused = True
     assert_matches_plan(model, plan)
     return model
+
+
+def stage_class(arch: Architecture) -> type[Transformer]:
+    """Return the class of an architecture's stages."""
+    if "code" not in arch.own:
+        return Transformer
+    from xtrain.runtime.nn.code_transformer import CodeTransformer
+
+    return CodeTransformer
 
 
 @op("setup.mtp")

@@ -236,8 +236,3 @@ def _put(to: nn.Module, path: str, module: nn.Module) -> None:
             to.add_module(part, nn.Module())
         to = to.get_submodule(part)
     to.add_module(name, module)
-
-
-def stage_class(arch: Architecture) -> type[Transformer]:
-    """Return the class of an architecture's stages."""
-    return CodeTransformer if "code" in arch.own else Transformer

@@ -30,11 +30,10 @@ from xtrain.runtime.base.ops import PlanMismatch, op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.nn.axes import local
 from xtrain.runtime.nn.build import DTYPES
-from xtrain.runtime.nn.code_transformer import CodeTransformer
 from xtrain.runtime.nn.layers import Linear, generator_of
 from xtrain.runtime.nn.moe import Experts
 from xtrain.runtime.nn.number_formats import QuantisedMatrix
-from xtrain.runtime.nn.transformer import ModelParts, QuantisedParameter
+from xtrain.runtime.nn.transformer import ModelParts, QuantisedParameter, Transformer
 
 
 def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor]:
@@ -289,10 +288,9 @@ def draw_head(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: fl
 def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float) -> None:
     others = {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
     draw = drawing(plan.architecture, seed, init_std, rank.device)
-    for part in model.parts:
-        if isinstance(part, CodeTransformer):
-            _draw_code(part, seed)
-            return
+    if "code" in plan.architecture.own:
+        _draw_code(model.whole, seed)
+        return
     quantised = {stored.name: stored for stored in model.quantised()}
     for name, parameter in model.named_parameters():
         if name in others:
@@ -303,8 +301,11 @@ def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float)
             fill(parameter, draw(name, tuple(parameter.shape)))
 
 
-def _draw_code(model: CodeTransformer, seed: int) -> None:
+def _draw_code(model: Transformer, seed: int) -> None:
     """Draw the parameters and saved buffers of a model as its class does."""
+    from xtrain.runtime.nn.code_transformer import CodeTransformer
+
+    assert isinstance(model, CodeTransformer)
     saved = model.state_dict().keys()
     for name, parameter in model.named_parameters():
         fill(parameter, model.drawn(name, seed).to(local(parameter).device))

@@ -32,8 +32,7 @@ from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.loop.checkpointing import read_files, read_weights
 from xtrain.runtime.nn.axes import Axes, column_parallel_input
 from xtrain.runtime.nn.batch import ModelBatch, Step, StepCall
-from xtrain.runtime.nn.build import DTYPES
-from xtrain.runtime.nn.code_transformer import stage_class
+from xtrain.runtime.nn.build import DTYPES, stage_class
 from xtrain.runtime.nn.distillation import Taught
 from xtrain.runtime.nn.loss import Head
 from xtrain.runtime.nn.parallelize import reshard

@@ -21,8 +21,7 @@ from xtrain.runtime.base.state import Rank, Resources
 from xtrain.runtime.feed.prepared import PreparedDataset
 from xtrain.runtime.nn.axes import Axes, local
 from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch, Prompt, SampledGroup, Step, StepCall
-from xtrain.runtime.nn.build import DTYPES
-from xtrain.runtime.nn.code_transformer import stage_class
+from xtrain.runtime.nn.build import DTYPES, stage_class
 from xtrain.runtime.nn.loss import Head
 from xtrain.runtime.nn.parallelize import reshard
 from xtrain.runtime.nn.pipeline import PipelineSchedule, forwarded

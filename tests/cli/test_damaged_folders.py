@@ -134,7 +134,7 @@ CONFIGS: dict[str, Damage] = {
         ("config.json", "Not a directory")),
     "a link to itself in place of the folder": Damage(
         lambda model: [shutil.rmtree(model), model.symlink_to(model.name)], "X520", ("config.json", "symbolic links")),
-    "no family": Damage(config(model_type="gpt2"), "X521", ('"gpt2"',)),
+    "no family": Damage(config(model_type=None), "X521", ("`model_type`",)),
     "quantised by fp8": Damage(config(quantization_config={"quant_method": "fp8"}), "X522", ("quantization_config",)),
     "quantised and compressed": Damage(config(compression_config={"format": "int"}), "X522", ("compression_config",)),
     "an unknown type of positions": Damage(config(rope_scaling={"rope_type": "longrope", "factor": 8.0}), "X522",

@@ -1,6 +1,6 @@
 """`model "folder" { … }` of a type that xtrain has no native family for: transformers' own code computes it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal
 
 import attrs
@@ -14,18 +14,38 @@ from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, FOLDER, ModelEnds, ModelFolder, Resuming
 from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting
 from xtrain.dsl.user_parts.bodies import BodyError
-from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture
+from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
+from xtrain.plan.weight_files import SCORE_WEIGHT, Alternatives, StoredNames, StoredPart
 
 IDENTITY: Final = ("class", "digest", "config")  # of a description: the rest follows from these
+
+
+@frozen(kw_only=True)
+class CodeNames(StoredNames):
+    """Names in the files of a model that transformers' code computes. parts: parameter or buffer → the keys of
+    `StoredPart` of every tensor that it is stored in."""
+
+    parts: Mapping[str, Sequence[Mapping[str, Any]]]
+    buffers: tuple[str, ...] = ("",)
+
+    def of(self, parameter: ParameterSpec) -> Alternatives:
+        if parameter.name == SCORE_WEIGHT:
+            return super().of(parameter)
+        parts = ({name: _tuple(value) for name, value in part.items()} for part in self.parts[parameter.name])
+        return (tuple(StoredPart(**part) for part in parts),)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 @FAMILIES.register()
 @frozen
 class TransformersCode(PlannedModel):
-    """`model "folder" { … }`: a causal language model that transformers' own code computes. The config of the folder
-    gives all sizes."""
+    """`model transformers_code { … }`: a causal language model that transformers' own code computes. A spec writes
+    `model "folder" { … }`: the folder's config gives all sizes."""
 
-    family: str = named("transformers")
+    family: str = named("transformers_code")
     folder: ModelFolder | None = attrs.field(default=None, kw_only=True, metadata={FOLDER: True})
     dim: int = setting("width of the residual stream", check=at_least(1), example="192")
     layers: int = setting("number of layers", check=at_least(1), example="4")
@@ -52,6 +72,7 @@ class TransformersCode(PlannedModel):
         added=True,
     )
 
+    any_type: ClassVar[bool] = True
     attention: ClassVar[Literal["auto"]] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
     head_dim: ClassVar[Auto] = AUTO  # pyright: ignore[reportIncompatibleVariableOverride]
     ffn: ClassVar[Auto] = AUTO  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -70,7 +91,7 @@ class TransformersCode(PlannedModel):
 
     def unfit(self) -> tuple[str, str, str] | None:
         if self.folder is None:
-            return "family", "`model transformers` names no folder with a config.json", 'write `model "folder" { }`'
+            return "family", "this family has no sizes but those of a folder", 'write `model "folder" { }`'
         return None
 
     def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:
@@ -101,6 +122,10 @@ class TransformersCode(PlannedModel):
             logit_cap=code["logits"].get("cap"),
             others=tuple((name, shape) for name, shape in others if name not in own),
         )
+
+    @classmethod
+    def names_in_files(cls, arch: Architecture) -> StoredNames | None:
+        return CodeNames(parts=arch.own["code"]["stored"])
 
     @classmethod
     def identity(cls, arch: Architecture) -> dict[str, Any]:
