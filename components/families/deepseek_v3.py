@@ -69,7 +69,7 @@ class DeepseekV3(ExpertTransformer, PlannedModel):
     )
     value_dim: int = setting("width of the values of a head", check=at_least(1), example="32")
     interleaved: bool = setting(
-        "RoPE rotates pairs of adjacent elements; false: pairs of one element from each half",
+        "rotate pairs of adjacent elements by RoPE; false: pairs of one element from each half",
         default=True,
     )
     score_weight: float = setting(

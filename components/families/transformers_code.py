@@ -50,8 +50,12 @@ class TransformersCode(PlannedModel):
     dim: int = setting("width of the residual stream", check=at_least(1), example="192")
     layers: int = setting("number of layers", check=at_least(1), example="4")
     heads: int = setting("number of query heads", check=at_least(1), example="6")
-    kv_heads: int | Auto = setting("number of key and value heads", default=AUTO, check=at_least(1))
-    vocab: int | Literal["tokenizer"] | Auto = setting("vocabulary size", default=AUTO, check=at_least(2))
+    kv_heads: int | Auto = setting(
+        "number of key and value heads; auto: as many as heads", default=AUTO, check=at_least(1)
+    )
+    vocab: int | Literal["tokenizer"] | Auto = setting(
+        "vocabulary size; auto: the folder's", default=AUTO, check=at_least(2)
+    )
     tie_embeddings: bool = setting("the embedding is the output head", default=False)
     code: Literal["transformers"] = setting(
         "whose code computes the model; it may be written for a type that xtrain has a native family for",
@@ -59,7 +63,7 @@ class TransformersCode(PlannedModel):
         added=True,
     )
     weights: Literal["auto", "none"] = setting(
-        "initial weights of a run; auto: those of the folder; none: random",
+        "initial weights of a run; auto: the weights in the folder; none: random",
         default="auto",
         role=Role.PATH,
         added=True,
@@ -72,7 +76,6 @@ class TransformersCode(PlannedModel):
         added=True,
     )
 
-    any_type: ClassVar[bool] = True
     attention: ClassVar[Literal["auto"]] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
     head_dim: ClassVar[Auto] = AUTO  # pyright: ignore[reportIncompatibleVariableOverride]
     ffn: ClassVar[Auto] = AUTO  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -91,7 +94,7 @@ class TransformersCode(PlannedModel):
 
     def unfit(self) -> tuple[str, str, str] | None:
         if self.folder is None:
-            return "family", "this family has no sizes but those of a folder", 'write `model "folder" { }`'
+            return "family", "this family takes its sizes from a folder", 'write `model "folder" { }`'
         return None
 
     def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:

@@ -227,7 +227,7 @@ def family_of(
             part = _part_of(whole, name, source, entries, diagnostics)
             return None if part is None else (name, source, part)
     if entry is not None and isinstance(entry.value, str) and entry.value not in of:
-        return code_family(), source, entries
+        return FAMILIES.unlisted, source, entries
     if entry is None or not isinstance(entry.value, str):
         what = "has no `model_type`" if entry is None else f"is of the model type {short_json(entry.value)}"
         message = f"{source.path} {what}, which xtrain does not support" if entry else f"{source.path} {what}"
@@ -239,11 +239,6 @@ def family_of(
     assert config is not None
     known = _is_of((*config.architectures, config.classifier), family, source, entries, diagnostics)
     return (family, source, entries) if known else None
-
-
-def code_family() -> str:
-    """Return the family of every model type that no other family has."""
-    return next(name for name, family in FAMILIES.items() if family.any_type)
 
 
 def _part_of(

@@ -46,8 +46,10 @@ def code_versions() -> dict[str, str]:
 
 
 def describe(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the description of a model with the keys of a `config.json`; its keys are those of
-    `runtime/inspect/model_code.py`. Raises CodeUnusable."""
+    """Return the description of a model with the keys of a `config.json`, as `runtime/inspect/model_code.py` makes it.
+
+    Raises CodeUnusable.
+    """
     return _described(json.dumps(config, sort_keys=True))
 
 

@@ -16,7 +16,6 @@ from xtrain.dsl.checking.config_json import (
     ConfigEntry,
     ConfigUnreadable,
     SnapshotMissing,
-    code_family,
     family_of,
     find_snapshot,
     refuse_unknown,
@@ -72,7 +71,7 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
     family, source, entries = found
     section.labels = [Label(Value(Word(family), label.span))]
     reading = _Reading(FAMILIES[family], entries, source, section, diagnostics)
-    if not FAMILIES[family].any_type:
+    if family != FAMILIES.unlisted:
         reading.fill()
         return folder
     from xtrain.dsl.checking.model_code import CodeUnusable, describe
@@ -89,7 +88,7 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
 
 def _chosen_code(section: Section) -> str:
     """Return the family whose code the section chooses; empty if it chooses none."""
-    return code_family() if "code" in section.entries else ""
+    return FAMILIES.unlisted if "code" in section.entries else ""
 
 
 def settings_in_folder(folder: str) -> tuple[dict[str, Any], Diagnostics]:

@@ -20,7 +20,7 @@ from xtrain.dsl.evaluation.values import Mapping as MapOf
 from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.component import UserComponent, is_parameter, variant
 from xtrain.dsl.schema.data_components import usual_chain
-from xtrain.dsl.schema.model import Model
+from xtrain.dsl.schema.model import FAMILIES, Model
 from xtrain.dsl.schema.run import Log
 from xtrain.dsl.schema.setting import Setting, attributes_of, open_setting, rank_count, settings_of, spelled
 from xtrain.dsl.spec import Origin, Spec
@@ -292,6 +292,10 @@ class Structurer:
             arguments[attribute.name] = FAILED
             return FAILED
         value = self._label_value(attribute, section.labels[0])
+        if arguments.get("folder") is not None and value.data == Word(FAMILIES.unlisted):
+            self.origins[f"{path}.{attribute.name}"] = Origin.of(value)
+            arguments[attribute.name] = FAMILIES.unlisted
+            return FAMILIES.unlisted
         self.origins[f"{path}.{attribute.name}"] = Origin.of(value)
         meta = Setting(doc="label", check=attribute.metadata.get("check"))
         context = Context(attribute.name, section.kind, block, meta, is_label=True)

@@ -151,7 +151,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     folder names the component of a spec without the block, which also replaces an invalid call; without `DEFAULT` it is
     the first component. key: the attribute with the name of a component. call: the form of a call without arguments;
     empty for blocks. op: see `of_ops`. contract: full name of the class that every component must subclass; a package
-    whose component does not is in `faults`. order: sort key of the components; the default is the default component
+    whose component does not is in `faults`. unlisted: a component that no label names. order: sort key of the components; the default is the default component
     first, then by name.
     """
 
@@ -175,10 +175,11 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         call: str = "",
         op: str = "",
         contract: str = "",
+        unlisted: str = "",
         order: Callable[[type[C]], Any] | None = None,
     ) -> None:
         self.word, self.folder, self.key, self.call, self._order = word, folder, key, call, order
-        self.contract = contract
+        self.contract, self.unlisted = contract, unlisted
         self._own: dict[str, type[C]] = {}
         self._user: type[C] | None = None
         if call:
@@ -281,7 +282,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     def _names(self) -> list[str]:
         """Return the names of all components, in schema order."""
         load_offered()
-        names = {*self._files, *self._own}
+        names = {*self._files, *self._own} - {self.unlisted}
         order = self._order
         return sorted(names, key=lambda name: (order and order(self[name]), name != self._default, name))
 

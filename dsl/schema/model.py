@@ -21,7 +21,13 @@ from xtrain.dsl.schema.setting import (
     settings_of,
 )
 
-FAMILIES: Final = Registry["Model"]("model", "families", key="family", contract="xtrain.contracts.models.PlannedModel")
+FAMILIES: Final = Registry["Model"](
+    "model",
+    "families",
+    key="family",
+    contract="xtrain.contracts.models.PlannedModel",
+    unlisted="transformers_code",  # which folders of all other model types have
+)
 FFN_MULTIPLE: Final = 64
 # Metadata key of the attribute that a label fills if it is not a family name.
 FOLDER: Final = "folder"
@@ -108,8 +114,6 @@ class Model(Component):
     """Setting, as `resolved` names it → effect of another value on a checkpoint; settings that are missing here:
     `other`."""
     other: ClassVar[Resuming] = "meaning"
-    any_type: ClassVar[bool] = False
-    """True for the family of every model type that no other family has."""
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         """Return the values of `auto` settings that follow from the model alone, each with its reason."""

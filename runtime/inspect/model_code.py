@@ -2,7 +2,7 @@
 
 `python -m xtrain.runtime.inspect.model_code CONFIG RESULT` reads a `config.json` and writes JSON.
 
-A child process of the planner, which has no torch, runs it. It builds the model without memory for its weights, and
+A child process of the planner, which has no torch, runs it. It builds the model on the meta device, and
 lists parameters, buffers, distinct layers, and what each layer computes and keeps. What decides whether a loss
 is right is measured on a small random model of the same config: whether logits are a product of the head, and whether
 documents of a row stay apart if their positions begin at 0.
@@ -41,8 +41,8 @@ TOLERANCE: Final = 1e-4
 
 @define(eq=False)
 class _Recorder(TorchDispatchMode):
-    """Operations of a layer in order. Storages are numbered; `outside` are those of parameters, and of what all layers
-    share, which have no number.
+    """Operations of a layer in order. Storages are numbered; storages of parameters, and of what all
+    layers share, are not numbered.
 
     ops: (name of the operator, numbers of inputs, numbers and bytes of new outputs, FLOPs, parameters, numbers of kept
     storages).
@@ -320,7 +320,9 @@ def _filled(content: Mapping[str, Any]) -> CodeModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         code = CodeModel(build(config_of(content)))
-        for parameter in code.model.parameters():  # not those of its class: zeros would hide what they multiply
+        for (
+            parameter
+        ) in code.model.parameters():  # other values than its class draws: zeros would hide what they multiply
             nn.init.normal_(parameter, 0.3 if parameter.ndim == 1 else 0.1) if parameter.is_floating_point() else None
     code.model.eval()
     return code

@@ -67,7 +67,8 @@ def test_every_setting_is_whole():
 
 def is_whole(block: type, name: str, attribute: attrs.Attribute, meta: Any) -> None:
     parts = get_args(attribute.type) or (attribute.type,)
-    assert meta.doc[0].islower() or meta.doc[0].isdigit() or meta.doc.startswith(("CPU", "RMSNorm", "Weights &", "W&B"))
+    names = ("CPU", "RMSNorm", "Weights &", "W&B", "ZeRO")
+    assert meta.doc[0].islower() or meta.doc[0].isdigit() or meta.doc.startswith(names)
     assert not meta.doc.endswith(".")
     assert set(meta.units) <= {unit for unit, _ in UNITS.values()}
     values = {kind for part in parts if get_origin(part) in (Union, UnionType) for kind in get_args(part)}
