@@ -35,7 +35,7 @@ UNARY: Final[dict[str, tuple[str, int]]] = {
 # Attribute names of a torch module, which no layer or weight may have.
 RESERVED: Final = frozenset(
     """
-    T_destination add_module apply axes bfloat16 buffers call_super_init children compile compute cpu cuda double
+    T_destination add_module angles apply axes bfloat16 buffers call_super_init children compile compute cpu cuda double
     dump_patches eval extra_repr float forward function get_buffer get_extra_state get_parameter get_submodule half
     in_pieces ipu is_cut is_whole load_state_dict modules mtia named_buffers named_children named_modules
     named_parameters of_piece parameters part positions recompute register_backward_hook register_buffer

@@ -120,14 +120,19 @@ def _grouped(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
 
 @contextmanager
 def _captured(layers: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Any, Any]]]:
-    """Yield the calls of layers, which pass their first argument on instead of computing."""
+    """Yield the calls of layers. The first of each class computes; the others return its results."""
     calls: list[tuple[nn.Module, Any, Any]] = []
     before = [layer.forward for layer in layers]
+    results: dict[type[nn.Module], Any] = {}
 
     def forward_of(layer: nn.Module) -> Any:
+        own = layer.forward
+
         def forward(*args: Any, **kwargs: Any) -> Any:
             calls.append((layer, args, kwargs))
-            return args[0] if args else kwargs["hidden_states"]
+            if type(layer) not in results:
+                results[type(layer)] = own(*args, **kwargs)
+            return results[type(layer)]
 
         return forward
 
@@ -331,7 +336,7 @@ def _filled(content: Mapping[str, Any]) -> CodeModel:
 @torch.no_grad()
 def measured_logits(code: CodeModel) -> dict[str, Any] | None:
     """Return how logits follow from the head's product: {}, {"scale": x} or {"cap": x}; None if in no such way."""
-    ids_BS = torch.arange(3, 51)[None] % 300
+    ids_BS = (torch.arange(64)[None] * 37 + 11) % 250 + 3
     hidden_BSD = code.hidden(ids_BS)
     product, logits = code.head(hidden_BSD), code.model(input_ids=ids_BS, use_cache=False).logits
     if product.shape != logits.shape:
@@ -360,10 +365,11 @@ def measured_logits(code: CodeModel) -> dict[str, Any] | None:
 @torch.no_grad()
 def keeps_documents_apart(code: CodeModel) -> bool:
     """Return True if positions that begin at 0 again are enough to keep the documents of a row apart."""
-    ids_BS = torch.arange(3, 51)[None] * 7 % 300
+    lengths = (20, 27, 1, 17)
+    ids_BS = (torch.arange(sum(lengths))[None] * 37 + 11) % 250 + 3
     try:
-        alone = torch.cat([code.hidden(part) for part in (ids_BS[:, :20], ids_BS[:, 20:])], 1)
-        places = torch.cat([torch.arange(20), torch.arange(28)])[None]
+        alone = torch.cat([code.hidden(part) for part in ids_BS.split(lengths, 1)], 1)
+        places = torch.cat([torch.arange(length) for length in lengths])[None]
         packed = code.hidden(ids_BS, places)
     except Exception:
         return False

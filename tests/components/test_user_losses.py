@@ -55,7 +55,7 @@ WRONG = [
     ("return -(3 * logprob_T).exp().log()", "gave a loss of inf for `logprob_T` -50, which may occur", 3),
     ("return (1 - logprob_T.exp()) ** 0.5", "gave a derivative by `logprob_T` of", 3),
     ("return torch.where(logprob_T < -1, -logprob_T, torch.nan)", "gave a loss of nan for `logprob_T` 0,", 3),
-    ("return -logprob_T * torch.softmax(logprob_T, 0)", "by itself, and ranks hold different tokens", 3),
+    ("return -logprob_T * torch.softmax(logprob_T, 0)", "alone, and ranks hold different tokens", 3),
     ("return -logprob_T * torch.rand(logprob_T.shape)", "without random numbers", 3),
     ("return logprob_T.mul_(-1)", "loss `own`: RuntimeError", 5),
     ("return -logprob_T * wrong", "NameError: name 'wrong' is not defined", 5),

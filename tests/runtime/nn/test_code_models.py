@@ -20,7 +20,7 @@ ORDINARY = ("olmo3", "phi3", "gpt2", "cohere", "glm4_moe", "codegen", "gemma2", 
 OTHERS = (
     "arcee", "apertus", "aria_text", "afmoe", "beam", "biogpt", "bloom", "cohere2", "deepseek_v3", "diffllama",
     "ernie4_5", "ernie4_5_moe", "exaone4", "flex_olmo", "glm", "glm4", "gpt_bigcode", "gptj", "granite", "granitemoe",
-    "helium", "phi", "qwen3_next", "seed_oss", "stablelm", "starcoder2",
+    "helium", "falcon", "gpt_neo", "mpt", "phi", "qwen3_next", "rwkv", "seed_oss", "stablelm", "starcoder2",
 )  # fmt: skip
 
 
@@ -114,6 +114,7 @@ def test_documents_that_would_mix_need_rows_of_their_own(tmp_path: Path):
     ({"model_type": "vit"}, "no causal language model"),
     ({"model_type": "olmo3", "hidden_size": "wide"}, "rejects the config"),
     ({"model_type": "bert", "is_decoder": True}, "are one parameter"),
+    ({"model_type": "dory"}, "matrix alone"),  # its head scales logits
 ])  # fmt: skip
 def test_code_that_cannot_be_used(config: dict[str, Any], word: str, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -367,7 +367,7 @@ def test_a_damaged_adapter_is_a_diagnostic(good: Path, tmp_path: Path, what: str
 
 def test_values_of_a_folder_are_no_part_of_a_decomposition(good: Path):
     code, text = diagnosed(good, f'from = "{good / "adapter"}", init = pissa')
-    assert code == "X435" and "with pissa it is no longer whole" in text
+    assert code == "X435" and "pissa takes a part out of it" in text
 
 
 def test_an_embedding_that_is_the_head_is_both(tmp_path: Path):
