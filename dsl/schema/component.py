@@ -151,8 +151,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     folder names the component of a spec without the block, which also replaces an invalid call; without `DEFAULT` it is
     the first component. key: the attribute with the name of a component. call: the form of a call without arguments;
     empty for blocks. op: see `of_ops`. contract: full name of the class that every component must subclass; a package
-    whose component does not is in `faults`. unlisted: a component that no label names. order: sort key of the components; the default is the default component
-    first, then by name.
+    whose component does not is in `faults`. unlisted: a component that no label names. order: sort key of the
+    components; the default is the default component first, then by name.
     """
 
     _offers: ClassVar[str] = "xtrain"
