@@ -4,6 +4,7 @@ Sizes in a description are polynomials [c0, c1, c2] of the positions S of a row,
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from attrs import frozen
@@ -25,7 +26,7 @@ class CodeLayer(Layer):
     """All of a layer. kind: its place among the distinct layers of the description."""
 
     settings: ClassVar[type[Model]] = Model
-    adapts: ClassVar[bool] = False
+    adapts: ClassVar[bool] = True
     attends: ClassVar[bool] = True
 
     kind: int
@@ -40,6 +41,7 @@ class CodeLayer(Layer):
                 decays=len(shape) > 1,
                 initial="normal",
                 multiplied=chosen / experts,
+                linear=each.get("linear", False),
             )
 
     def buffers(self, arch: Architecture) -> dict[str, list[int]]:
@@ -70,7 +72,8 @@ class CodeLayer(Layer):
         (number, *first), *others = op["new"]
         inputs = [tensors[each] for each in op["inputs"] if each in tensors]
         kept = [tensors[each] for each in op["keeps"] if each in tensors]
-        scratch = size(op["scratch"]) if "scratch" in op else 0
+        unpacked = sum(on.unpacked(name, prod(on.shapes[name])) for name in op["parameters"])
+        scratch = (size(op["scratch"]) if "scratch" in op else 0) + unpacked
         output = on.ops.op(
             *inputs,
             makes=size(first),
@@ -86,6 +89,9 @@ class CodeLayer(Layer):
         )
         if len(first) > 3:  # indices have no gradient
             output.gradient = 0
+        for name in op["parameters"]:
+            if (adapter := on.adapted.get(name)) is not None:
+                output = adapter.trace(on, inputs[0], output, on.local.tokens)
         tensors[number] = output
         for each in others:
             tensors[each[0]] = TracedTensor(0, 0, output)

@@ -322,7 +322,8 @@ class BlockParameter:
     never, by position (tensor parallelism cuts the sequence, so the rank used it on its own positions), or always.
     router: its products choose experts. adapter: for an adapter's parameter, the matrix that it is added to; the
     adapter sets its first values. heads: number of attention heads that have a matrix of it each, side by side along
-    the cut features. task, begun, multiplied: as in `ParameterSpec`.
+    the cut features. task, begun, multiplied: as in `ParameterSpec`. linear: a matrix of it belongs to a module whose
+    product can have an adapter and codes.
     """
 
     name: str
@@ -338,6 +339,7 @@ class BlockParameter:
     task: str = ""
     begun: bool = False
     multiplied: float = 1.0
+    linear: bool = True
 
     @property
     def owner(self) -> str:

@@ -304,7 +304,7 @@ def matrices_of(block: FamilyBlock, arch: Architecture) -> Iterator[BlockParamet
     """Yield the matrices of a block that can have an adapter; routers cannot."""
     for layer in block.layers():
         if layer.adapts:
-            yield from (each for each in layer.parameters(arch) if each.is_matrix and not each.router)
+            yield from (each for each in layer.parameters(arch) if each.is_matrix and each.linear and not each.router)
 
 
 def all_matrices(arch: Architecture) -> list[tuple[int | None, BlockParameter]]:
@@ -391,7 +391,7 @@ def product_matrices(arch: Architecture, kind: LayerKind) -> Iterator[BlockParam
     """Yield the matrices of products in the block of one kind of layers, trained or not."""
     for layer in kind.block.layers():
         for each in layer.parameters(arch) if layer.adapts else ():
-            if len(each.shape) == (3 if each.expert else 2) and not each.router:
+            if len(each.shape) == (3 if each.expert else 2) and each.linear and not each.router:
                 yield each
 
 

@@ -10,7 +10,7 @@ from xtrain.dsl.schema.data_components import row_link
 from xtrain.dsl.schema.precision import BLOCKS, RECIPES, Base
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
-from xtrain.plan.architecture import Architecture, BlockParameter, name_in_block
+from xtrain.plan.architecture import HEAD, Architecture, BlockParameter, name_in_block
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.hardware import EXACT, FP8, NARROWEST
@@ -73,7 +73,7 @@ _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
     ),
     "parallel.stack": ("support for this stack", lambda spec, layout: spec.parallel.execution.wraps()),
     "compile.mode": ("blocks that are compiled", lambda spec, layout: spec.compile.mode != "none"),
-    "precision.base": ("matrices stored in codes", lambda spec, layout: spec.precision.base.stores),
+    "task": ("adapters of several tasks", lambda spec, layout: bool(spec.tasks)),
     "precision.compute": ("products in fp8", lambda spec, layout: spec.precision.scaled is not None),
     "rollout": ("a cache for generation", lambda spec, layout: spec.rollout is not None),
     "serve": ("a server", lambda spec, layout: spec.serve is not None),
@@ -93,6 +93,9 @@ def _check_code(spec: Spec, architecture: Architecture, layout: Layout, found: F
         if used(spec, layout):
             message = f"{what} is computed by transformers' code, and xtrain has no {lacks} for it"
             found.fail(rule, "X530", path, message, "leave it out, or use a model type that xtrain has a family for")
+    if architecture.head_matrices and any(each["name"] == f"{HEAD}.bias" for each in code["ends"]):
+        message, hint = f"the head of {what} has a bias, and takes no adapter", "leave `lm_head` out of the targets"
+        found.fail(rule, "X530", "adapter.targets", message, hint)
     if not code["packs"] and not row_link(spec.collate).packing.single:
         message = f"{what} mixes the documents of a row, as a small model of it shows"
         hint = "give each document a row of its own: `collate { … -> pack(single) -> … }`"

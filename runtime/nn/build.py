@@ -187,7 +187,7 @@ def set_dropout(plan: Plan, model: ModelParts, seed: int, share: float, matrices
         raise PlanMismatch(f"{len(names)} matrices have an adapter, but the node of dropout says {matrices}")
     own = names & {name for name, _ in model.named_parameters()}
     for path, block in model.named_modules():
-        if not isinstance(block, DecoderBlock):
+        if not isinstance(block, Block):
             continue
         for name, module in block.named_modules():
             if isinstance(module, DropsInputs):

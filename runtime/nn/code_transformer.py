@@ -14,9 +14,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from xtrain.blocks.adapted import AdaptedBlock
+from xtrain.blocks.block import block_of
 from xtrain.plan.architecture import Architecture
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.ops import PlanMismatch
+from xtrain.runtime.nn.adapters import put_on, put_on_head
 from xtrain.runtime.nn.axes import Axes, local
 from xtrain.runtime.nn.batch import LayerCache, ModelBatch
 from xtrain.runtime.nn.block import Block
@@ -42,6 +45,9 @@ def _as_block(layer: nn.Module, number: int) -> nn.Module:
     layer.__class__ = type(own.__name__, (_CodeBlock, own), {})
     layer.number = number  # type: ignore[assignment]
     layer.dropping = []  # type: ignore[assignment]
+    for module in layer.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = Linear  # which takes adapters and codes
     return layer
 
 
@@ -71,6 +77,9 @@ class CodeTransformer(Transformer):
         self._code = (code,)  # in a tuple, so that it is no submodule
         self.embed_tokens = code.embedding
         self.layers = nn.ModuleDict({str(i): _as_block(layer, i) for i, layer in enumerate(code.layers)})
+        for i, layer in enumerate(code.layers):
+            if isinstance(block := block_of(arch.kind_of(i)), AdaptedBlock):
+                put_on(layer, block, arch, axes)
         for path, module in _others(code):
             _put(self, path, module)
         code.model.eval()
@@ -79,6 +88,11 @@ class CodeTransformer(Transformer):
         elif not arch.tie_embeddings:
             self.lm_head = code.head
             self.lm_head.__class__ = Linear
+            put_on_head(self, arch, axes)
+        elif arch.head_matrices:  # the embedding's weight; only the adapter is here
+            self.lm_head = Linear(arch.dim, arch.vocab)
+            self.lm_head.register_parameter("weight", None)
+            put_on_head(self, arch, axes)
         self._formats = {
             (module, name): buffer.dtype
             for module in self.modules()
@@ -102,6 +116,11 @@ class CodeTransformer(Transformer):
 
     def _through_blocks(self, x_BSD: Tensor, batch: ModelBatch) -> tuple[Tensor, Callable[..., Tensor]]:
         cache = batch.cache
+        keys_BS = self._keys(batch, x_BSD.device) if self.drops and batch.place_B is not None else None
+        for block in self.layers.values():
+            assert isinstance(block, Block)
+            for module in block.dropping:
+                module.keys_BS = keys_BS
         if cache is None:
             hidden_BSD = self.code.hidden(x_BSD, batch.positions_BS)
         elif self._described["packs"]:

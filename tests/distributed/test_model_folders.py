@@ -309,3 +309,15 @@ def test_a_run_that_goes_on_needs_no_folder_and_one_that_begins_needs_that_of_th
         desk.ranks.run(ends, desk.folder, name="too_late", saves=False)
     (failure,) = events(desk.folder / "jobs" / "too_late", "failure")
     assert failure["exit_code"] == 3 and "has no weights" in failure["error"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_code_of_transformers_on_data_ranks(desk: Desk, family: str):
+    """On two ranks with recomputed layers as on one."""
+    folder = desk.folder / f"code of {family}"
+    make(family, "plain", folder)
+    one, two = (
+        desk.run(folder, f"code_{family}_{number}", *sets, params="fp64", settings="code = transformers")
+        for number, sets in enumerate(((), (*FSDP, "activation=full")))
+    )
+    check(two, one.loss, one.gradients, 1e-10)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from code_models import SINGLE, built, differences, inspect_here, make, plan_for, round_trip, rows
+from code_models import SINGLE, built, differences, inspect_here, make, plan_for, round_trip, rows, theirs
 from reference_models import make as make_native
 from small_runs import SPEC, plan_of
 
@@ -92,7 +92,6 @@ def errors(model: str, more: str = "", world: int | None = None) -> list[tuple[s
     ("parallel { pp 2 { } }", "X530", "stages"),
     ("parallel { cp 2 { } }", "X530", "attention over ranks"),
     ("compile { }", "X530", "blocks that are compiled"),
-    ("adapter lora { rank = 4 }", "X435", "no matrix"),
     ("activation none { tile_mlp = 2 }", "X418", "no layer of a block can be cut"),
 ])  # fmt: skip
 def test_settings_that_its_code_does_not_support(more: str, code: str, word: str, tmp_path: Path):
@@ -130,3 +129,41 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "config.json").write_text('{"model_type": "olmo3"}')
     ((code, text),) = errors(f'"{tmp_path}" {{ weights = none }}')
     assert code == "X529" and "pip install 'xtrain[transformers]'" in text
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("olmo3", ""), ("phi3", ", dora = true")])
+def test_adapters_are_those_of_peft(kind: str, settings: str, tmp_path: Path):
+    """Losses and gradients of a document with random factors, in fp64."""
+    from peft import LoraConfig, get_peft_model
+
+    reference = make(kind, tmp_path).double()
+    adapter = f"adapter lora {{ rank = 3, alpha = 12{settings} }}"
+    plan = plan_of(f'"{tmp_path}" {{ code = transformers }}', params="fp64", more=adapter)
+    model = built(plan).whole
+    assert isinstance(model, CodeTransformer)
+    factors = {each.name for each in plan.parameters.tensors if each.adapter}
+    own = {name: parameter for name, parameter in model.named_parameters() if name in factors}
+    matrices = {each.adapter.removesuffix(".weight") for each in plan.parameters.tensors if each.adapter}
+    files = {ours: name for name, ours in model.code.names.items() if "lora" not in name}
+    targets = [files[f"{matrix}.weight"].removesuffix(".weight") for matrix in sorted(matrices)]
+    config = LoraConfig(r=3, lora_alpha=12, target_modules=targets, use_dora=bool(settings))
+    peft: Any = get_peft_model(reference, config)
+    wanted = {name: each for name, each in peft.named_parameters() if each.requires_grad}
+    assert len(wanted) == len(own) > 0
+
+    def its(name: str) -> str:
+        matrix, _, factor = name.removesuffix(".weight").rpartition(".")
+        path = files[f"{matrix}.weight"].removesuffix(".weight")
+        return f"base_model.model.{path}.{factor}.default.weight"
+
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.mul_(0.1)
+            wanted[its(name)].copy_(parameter)
+    batch = rows(plan.architecture.vocab, (30,))
+    ours, other = model(None, batch).sum(), theirs(peft, batch)
+    ours.backward()
+    other.backward()
+    torch.testing.assert_close(ours, other, rtol=1e-9, atol=0)
+    for name, parameter in own.items():
+        torch.testing.assert_close(parameter.grad, wanted[its(name)].grad, rtol=1e-6, atol=1e-9)
