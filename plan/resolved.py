@@ -7,7 +7,7 @@ compiled by numba (`runtime/nn/fused_kernels.py`), in a fifth to a half of the t
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from math import ceil, prod
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from attrs import evolve, field, frozen
 
@@ -44,7 +44,8 @@ SHORTEST, LONGEST = 128, 512
 
 def pointwise_kernels(resolved: "Resolved") -> dict[str, str]:
     """Return device type → `plain` or `fused`: numba has no bf16, and the compiler fuses compiled code itself."""
-    fused = resolved.formats.compute in EXACT and resolved.spec.compile.mode == "none"
+    ours = "code" not in resolved.architecture.own
+    fused = ours and resolved.formats.compute in EXACT and resolved.spec.compile.mode == "none"
     return {"cpu": "fused" if fused else "plain", "cuda": "plain"}
 
 
@@ -453,9 +454,14 @@ class Resolved:
         return " · ".join(f"{axis}={sizes[axis]}" for axis in axes)
 
 
+CODE: Final = "transformers"  # the kernel that the code of a model chooses
+
+
 def attention_kernels(resolved: "Resolved") -> dict[str, str]:
     """Return device type → kernel. HIGHEST is added where the machine's value of `matmul` decides."""
     kernel = resolved.spec.model.attention
+    if "code" in resolved.architecture.own:
+        return {"cpu": CODE, "cuda": CODE}
     if kernel != "auto":
         return {"cpu": str(kernel), "cuda": str(kernel)}
     plain = plain_kernels(resolved.architecture.head_dim)

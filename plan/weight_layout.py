@@ -383,8 +383,6 @@ def with_tokens(config: Mapping[str, Any], begin: int, ends: Sequence[int]) -> d
 
 def read_differences(arch: Architecture, means: Mapping[str, Any]) -> list[str]:
     """Return the settings of a model that differ from a `config.json`, with the values given there."""
-    if "code" in arch.own:
-        return []  # the folder has its config
     arch = arch.core
     config = _config(arch)
     keys = {key.setting: key for key in (*config.keys, *config.rope_keys)}

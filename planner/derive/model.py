@@ -8,12 +8,14 @@ from attrs import evolve
 
 from xtrain.contracts.component import planned
 from xtrain.contracts.models import PlannedModel
+from xtrain.dsl.checking.model_code import read_config
 from xtrain.dsl.checking.model_folder import family_in_folder, settings_in_folder
 from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, PRECOMPUTED, ReferredLoss
-from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.schema.model import FAMILIES, ModelFolder
+from xtrain.dsl.schema.model_config import HARMLESS, is_metadata
 from xtrain.dsl.schema.setting import Auto, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
@@ -111,11 +113,17 @@ def _of_folder(spec: Spec, loss: ReferredLoss, architecture: Architecture) -> Re
     family, other = architecture.family, "give a model of the same architecture"
     if (theirs := family_in_folder(folder)) != family:
         return f"`family` is {theirs} in {folder}, and {family} in the model of the run", other
-    meaning = FAMILIES[family].resuming
-    for difference in read_differences(architecture.base, means):
-        name, _, values = difference.partition(" ")
-        if meaning.get(name.replace(".", "_")) not in FREE:
-            return f"`{name}` of the model in {folder} is {values}", other
+    if (code := architecture.own.get("code")) is not None:
+        ours, read = code["config"], read_config(ModelFolder(path=folder))
+        names = (name for name in ours.keys() | read.keys() if ours.get(name) != read.get(name))
+        if different := sorted(name for name in names if not is_metadata(name, HARMLESS)):
+            return f"`{different[0]}` in the config.json of {folder} differs from the run's model", other
+    else:
+        meaning = FAMILIES[family].resuming
+        for difference in read_differences(architecture.base, means):
+            name, _, values = difference.partition(" ")
+            if meaning.get(name.replace(".", "_")) not in FREE:
+                return f"`{name}` of the model in {folder} is {values}", other
     try:
         assign(architecture, read_weight_files(folder))
     except WeightsUnreadable as problem:

@@ -31,7 +31,6 @@ def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch:
     _check_overlap(spec, layout, found)
     _check_deterministic(spec, found)
     _check_actions(spec, architecture, found)
-    _check_code(spec, architecture, layout, found)
 
 
 @checks(
@@ -73,6 +72,9 @@ _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
     ),
     "parallel.stack": ("support for this stack", lambda spec, layout: spec.parallel.execution.wraps()),
     "compile.mode": ("blocks that are compiled", lambda spec, layout: spec.compile.mode != "none"),
+    "model.vocab": ("rows for further ids of the tokenizer", lambda spec, layout: spec.model.vocab == "tokenizer"),
+    "loss": ("head of rewards", lambda spec, layout: spec.loss.head == "reward"),
+    "batch.neftune": ("noise on embeddings", lambda spec, layout: bool(spec.batch.neftune)),
     "task": ("adapters of several tasks", lambda spec, layout: bool(spec.tasks)),
     "precision.compute": ("products in fp8", lambda spec, layout: spec.precision.scaled is not None),
     "rollout": ("a cache for generation", lambda spec, layout: spec.rollout is not None),
@@ -82,9 +84,10 @@ _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
 
 @checks(
     "model.code",
-    reads="model.* parallel.* compile.mode activation.tile_mlp adapter task precision.* rollout serve collate",
+    reads="model.* parallel.* compile.mode activation.tile_mlp adapter task precision.* rollout serve collate "
+    "batch.sequence batch.neftune loss.kind",
 )
-def _check_code(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
+def check_code(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     """Report settings that a model of transformers' code does not support."""
     if (code := architecture.own.get("code")) is None:
         return
@@ -93,6 +96,9 @@ def _check_code(spec: Spec, architecture: Architecture, layout: Layout, found: F
         if used(spec, layout):
             message = f"{what} is computed by transformers' code, and xtrain has no {lacks} for it"
             found.fail(rule, "X530", path, message, "leave it out, or use a model type that xtrain has a family for")
+    if code["longest"] is not None and spec.batch.sequence > code["longest"]:
+        message = f"rows have {spec.batch.sequence:,} positions, and {what} has a table of {code['longest']:,}"
+        found.fail(rule, "X530", "batch.sequence", message, f"use {code['longest']} or fewer")
     if architecture.head_matrices and any(each["name"] == f"{HEAD}.bias" for each in code["ends"]):
         message, hint = f"the head of {what} has a bias, and takes no adapter", "leave `lm_head` out of the targets"
         found.fail(rule, "X530", "adapter.targets", message, hint)

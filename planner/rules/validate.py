@@ -31,7 +31,7 @@ from xtrain.planner.graph.timeline import NOTHING_SCHEDULED, check_alerts, check
 from xtrain.planner.rules.elastic import Elastic, ValidatedSpec, settle_worlds
 from xtrain.planner.rules.idle import check_idle, check_idle_accumulation
 from xtrain.planner.rules.layout import check_further, check_stack, check_topology, fit_teacher
-from xtrain.planner.rules.modules import check_base, check_fp8, check_modules
+from xtrain.planner.rules.modules import check_base, check_code, check_fp8, check_modules
 from xtrain.planner.rules.schedule import check_beginning, check_phases, check_profiles, resumed_batch
 
 # Settings that decide whether an optimizer can update the model.
@@ -109,6 +109,7 @@ def validate(spec: Spec, world: int | None, found: Findings, counted: Counts | N
     check_fp8(spec, arch, layout, found)
     check_stack(spec, found)
     check_modules(spec, arch, layout, batch, found)
+    check_code(spec, arch, layout, found)
     check_optimizer(spec, arch, layout, found)
     check_loss(spec, found)
     check_further(spec, layout, found)
@@ -157,6 +158,7 @@ def _validate_server(spec: Spec, world: int | None, found: Findings) -> Validate
     check_stack(training, found)
     check_modules(training, arch, layout, batch, found)
     check_further(training, layout, found)
+    check_code(spec, arch, layout, found)
     check_server(spec, arch, layout, found)
     if found.failed or layout.unsettled:
         return None

@@ -484,6 +484,14 @@ def _number(config: Any, names: Sequence[str], default: int = 1) -> int:
     return next((value for value in values if isinstance(value, int) and value > 0), default)
 
 
+def _longest(code: CodeModel) -> int | None:
+    """Return the most positions of a row if the code has a table of positions; None if it computes them."""
+    most = getattr(code.model.config, "max_position_embeddings", None)
+    tables = (*code.model.parameters(), *code.model.buffers())
+    others = (each for each in tables if each.ndim == 2 and each is not code.embedding.weight)
+    return most if isinstance(most, int) and any(most <= each.shape[0] <= most + 2 for each in others) else None
+
+
 def describe(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of the model with the keys of a `config.json`. Raises UnknownCode."""
     config = config_of(content)
@@ -554,6 +562,7 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         "init_std": float(getattr(config, "initializer_range", None) or 0.02),
         "ends": [{"name": ours, "shape": list(shapes[theirs].shape)} for theirs, ours in ends.items()],
         "kinds": kinds,
+        "longest": _longest(code),
         "logits": logits,
         "packs": keeps_documents_apart(tiny),
         "stored": stored_parts(code),

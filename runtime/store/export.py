@@ -227,8 +227,11 @@ class Export:
         do. Raises ExportFailed."""
         if changed := [name for name, content in contents.items() if (folder / name).read_bytes() != content]:
             raise ExportFailed(f"{changed[0]} does not match what was written: the disk has changed it")
-        means, diagnostics = settings_in_folder(str(folder))
-        if wrong := [error.message for error in diagnostics.errors] or read_differences(self._arch, means):
+        wrong: list[str] = []
+        if "code" not in self._arch.own:  # whose config is the folder's own
+            means, diagnostics = settings_in_folder(str(folder))
+            wrong = [error.message for error in diagnostics.errors] or read_differences(self._arch, means)
+        if wrong:
             raise ExportFailed(f"{CONFIG} cannot describe this model: {'; '.join(wrong[:3])}", "X525")
         again = load_tokenizer(str(folder), Path())
         if (again.bos, again.eos, again.vocab_size) != (tokenizer.bos, tokenizer.eos, tokenizer.vocab_size):
@@ -257,7 +260,8 @@ def configs(arch: Architecture, origin: Path | None, values: ConfigValues, ends:
     begun = _json(origin / CONFIG) if origin is not None else None
     generation = _json(origin / GENERATION) if origin is not None else None
     if origin is not None and begun is not None:
-        config = changed_config(arch, values, begun, settings_in_folder(str(origin))[0])
+        means = {} if "code" in arch.own else settings_in_folder(str(origin))[0]
+        config = changed_config(arch, values, begun, means)
         if _modules(arch, origin) > arch.mtp:
             config[FURTHER] = arch.mtp
     else:

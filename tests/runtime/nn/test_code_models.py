@@ -93,11 +93,26 @@ def errors(model: str, more: str = "", world: int | None = None) -> list[tuple[s
     ("parallel { cp 2 { } }", "X530", "attention over ranks"),
     ("compile { }", "X530", "blocks that are compiled"),
     ("activation none { tile_mlp = 2 }", "X418", "no layer of a block can be cut"),
+    ("batch { neftune = 5.0 }", "X530", "noise on embeddings"),
 ])  # fmt: skip
 def test_settings_that_its_code_does_not_support(more: str, code: str, word: str, tmp_path: Path):
     make("olmo3", tmp_path)
     found = errors(f'"{tmp_path}" {{ }}', more, world=2)
     assert [text for own, text in found if own == code and word in text], found
+
+
+def test_a_server_needs_a_native_family(tmp_path: Path):
+    make("olmo3", tmp_path)
+    text = f'experiment s {{ }}\nmodel "{tmp_path}" {{ }}\ntokenizer bytes\nadapter lora {{ }}\nserve {{ }}\n'
+    found = plan_from_text(text, "served.xtrain").diagnostics.errors
+    assert ("X530", True) in {(each.code, "a server" in each.message) for each in found}
+
+
+def test_rows_longer_than_a_table_of_positions(tmp_path: Path):
+    make("gpt2", tmp_path)
+    ((code, text),) = errors(f'"{tmp_path}" {{ }}', "batch { sequence = 512 }")
+    assert code == "X530" and "512 positions" in text and "table of 256" in text
+    assert not errors(f'"{tmp_path}" {{ }}', "batch { sequence = 256 }")
 
 
 def test_documents_that_would_mix_need_rows_of_their_own(tmp_path: Path):
