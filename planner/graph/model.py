@@ -245,6 +245,8 @@ def _weights(graph: Builder, resolved: Resolved, last: str) -> str:
             f"initialize weights: normal with standard deviation {resolved.architecture.init_std:g}, each from its "
             "name and the seed"
         )
+        if (code := resolved.architecture.own.get("code")) is not None:
+            does = f"initialize weights as {code['class']} does, each layer from its name and the seed"
         return graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
     last = graph.add("setup", "setup.weights", "allocate all parameters", args=args, after=((last, "model"),))
     formats = ", ".join(LOADED[each] for each in files.formats if each in LOADED)
