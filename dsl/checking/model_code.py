@@ -56,7 +56,8 @@ def describe(config: Mapping[str, Any]) -> Mapping[str, Any]:
 @lru_cache(maxsize=16)
 def _described(config: str) -> Mapping[str, Any]:
     versions = code_versions()
-    key = hashlib.sha256(json.dumps([DESCRIPTION, versions, config]).encode()).hexdigest()[:32]
+    of = "\n".join((str(DESCRIPTION), *map(" ".join, versions.items()), config))
+    key = hashlib.sha256(of.encode()).hexdigest()[:32]
     path = _cache() / f"{key}.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -67,13 +67,15 @@ def _block(
     if (free := open_setting(type(block))) is not None:
         yield from ((f"{path}.{name}", value) for name, value in getattr(block, free[0].name).items())
     unread = _unread(block) if isinstance(block, Dataset) else ()
-    settings = settings_of(type(block))
+    # A block that was not made from a text may lack the blocks of components.
+    settings = {name: each for name, each in settings_of(type(block)).items() if hasattr(block, each[0].name)}
     components = {getattr(block, attribute.name) for attribute, setting in settings.values() if setting.registry}
     for name, (attribute, setting) in settings.items():
         value = getattr(block, attribute.name)
         if name in without or (setting.only and label is not None and getattr(block, label.name) not in setting.only):
             continue
-        if name in unread or (not spoken and is_unspoken(attribute, setting, value)):
+        shown = spoken or name in components or not is_unspoken(attribute, setting, value)
+        if name in unread or not shown:
             continue
         if blocks.is_block(attribute.type):
             yield from _block(f"{path}.{name}", value, setting.without, spoken=name in components)

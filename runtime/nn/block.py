@@ -197,7 +197,7 @@ def built(layer: Layer, settings: BlockSettings) -> Built:
     return BUILDERS[type(layer)](layer, settings)
 
 
-class Block(nn.Module):
+class LayerBlock(nn.Module):
     """The block of one layer. `recompute`, if set, runs `compute` so that the backward can repeat it.
 
     number: of its layer. angles: positions that its `rotate` is made from; None: it takes none. dropping: its modules
@@ -212,7 +212,7 @@ class Block(nn.Module):
     tiled = False
 
 
-class DecoderBlock(Block):
+class DecoderBlock(LayerBlock):
     """The decoder block of one layer, built from the pieces of its family."""
 
     def __init__(

@@ -22,7 +22,7 @@ from xtrain.runtime.base.ops import PlanMismatch, op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.base.user_parts import spec_folder
 from xtrain.runtime.nn.axes import Axes, matching
-from xtrain.runtime.nn.block import Block, DecoderBlock
+from xtrain.runtime.nn.block import DecoderBlock, LayerBlock
 from xtrain.runtime.nn.fused import Fusible
 from xtrain.runtime.nn.head_product import TaskRouting
 from xtrain.runtime.nn.layers import Dropout, DropsInputs, EmbeddingNoise, Linear
@@ -187,7 +187,7 @@ def set_dropout(plan: Plan, model: ModelParts, seed: int, share: float, matrices
         raise PlanMismatch(f"{len(names)} matrices have an adapter, but the node of dropout says {matrices}")
     own = names & {name for name, _ in model.named_parameters()}
     for path, block in model.named_modules():
-        if not isinstance(block, Block):
+        if not isinstance(block, LayerBlock):
             continue
         for name, module in block.named_modules():
             if isinstance(module, DropsInputs):
@@ -276,7 +276,7 @@ def recompute_blocks(
         raise PlanMismatch(f"activation mode `{mode}` with save {unknown or words} is unknown")
     operators = frozenset(chain.from_iterable(SAVED[word] for word in words))
     for _, block in matching(_Every(model, every), pattern, matches, rank):
-        assert isinstance(block, Block)
+        assert isinstance(block, LayerBlock)
         block.recompute = RecomputeFunction(save=operators, routes=block.routes)
 
 
@@ -289,7 +289,7 @@ class _Every:
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for name, module in self.model.named_modules():
-            if isinstance(module, Block) and (int(name.rsplit(".", 1)[1]) + 1) % self.number == 0:
+            if isinstance(module, LayerBlock) and (int(name.rsplit(".", 1)[1]) + 1) % self.number == 0:
                 yield name, module
 
 

@@ -22,14 +22,14 @@ from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.nn.adapters import put_on, put_on_head
 from xtrain.runtime.nn.axes import Axes, local
 from xtrain.runtime.nn.batch import LayerCache, ModelBatch
-from xtrain.runtime.nn.block import Block
+from xtrain.runtime.nn.block import LayerBlock
 from xtrain.runtime.nn.layers import Linear, generator_of
 from xtrain.runtime.nn.loss import Head
 from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, config_of, first
 from xtrain.runtime.nn.transformer import StageSpan, Transformer
 
 
-class _CodeBlock(Block):
+class _CodeBlock(LayerBlock):
     """A layer of transformers that can be recomputed: the base of a class made for each class of layers."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +118,7 @@ class CodeTransformer(Transformer):
         cache = batch.cache
         keys_BS = self._keys(batch, x_BSD.device) if self.drops and batch.place_B is not None else None
         for block in self.layers.values():
-            assert isinstance(block, Block)
+            assert isinstance(block, LayerBlock)
             for module in block.dropping:
                 module.keys_BS = keys_BS
         if cache is None:

@@ -139,7 +139,9 @@ def test_a_job_without_a_number(monkeypatch, tmp_path, capsys, answer):
     commands(tmp_path, monkeypatch, sbatch=f"echo {shlex.quote(answer)}")
     assert main(["launch", "slurm.xtrain"]) == 3
     said = capsys.readouterr().err
-    assert f"said no number of a job: {answer or 'no output'}; see with `squeue --me`" in said and submitted() == []
+    assert (
+        f"without printing a job number: {answer or 'no output'}; see with `squeue --me`" in said and submitted() == []
+    )
 
 
 def test_a_queue_that_takes_no_trials(monkeypatch, tmp_path, capsys):
@@ -176,7 +178,7 @@ def test_a_cluster_that_does_not_answer_in_json(monkeypatch, tmp_path, capsys):
     commands(tmp_path, monkeypatch, kubectl='[ "$1" = get ] && echo "a warning"; true')
     assert main(["launch", "jobset.xtrain"]) == 0
     assert main(["launch", "--cancel", str(submitted()[0])]) == 3
-    assert "error[X461]: kubectl has printed what is no JSON" in capsys.readouterr().err
+    assert "error[X461]: kubectl did not print a JSON object" in capsys.readouterr().err
 
 
 def test_a_background_that_takes_nothing(monkeypatch, tmp_path, capsys):

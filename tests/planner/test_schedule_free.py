@@ -44,9 +44,9 @@ def test_a_schedule_that_falls_to_where_it_was_is_no_fall(compiled, scheduler: s
 
 @pytest.mark.parametrize(("blocks", "message"), [
     ({"scheduler": "scheduler cosine {}"}, "as cosine does"),
-    ({"scheduler": CONSTANT, "precision": "precision { params = bf16 }"}, "bf16 has no room"),
+    ({"scheduler": CONSTANT, "precision": "precision { params = bf16 }"}, "bf16 rounds away"),
     ({"scheduler": CONSTANT, "optimizer": BLOCK.replace("1e-3", "1e-3, betas = [0, 0.9]")}, "the average"),
-    ({"scheduler": CONSTANT, "every": "every 10 steps log\non nan(3) skip"}, "a step that is left out"),
+    ({"scheduler": CONSTANT, "every": "every 10 steps log\non nan(3) skip"}, "a skipped step"),
 ])  # fmt: skip
 def test_what_it_cannot_be_combined_with_is_named(compiled, blocks: dict[str, str], message: str):
     (error,) = compiled(**{"model": MODEL, "optimizer": BLOCK, **blocks}).diagnostics.errors

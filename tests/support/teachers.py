@@ -11,6 +11,7 @@ from model_folders import CONFIG, shapes
 from safetensors.torch import load_file, save_file
 
 from xtrain.cli.data import teach
+from xtrain.cli.verb import Refused
 from xtrain.plan.plan import Plan
 
 
@@ -46,6 +47,8 @@ def taught(plan: Plan, folder: Path) -> int:
     os.chdir(folder)
     try:
         return teach(plan, argparse.Namespace(dataset=None, json=True))
+    except Refused as refusal:
+        return refusal.code
     finally:
         os.chdir(before)
 

@@ -14,7 +14,7 @@ from xtrain.tui.curves.canvas import MOST_LINES, Line
 from xtrain.tui.curves.drawing import exact
 from xtrain.tui.model.find import FoundRun
 from xtrain.tui.model.planned import Planned
-from xtrain.tui.pages.sheet import Column, Row, block, cells, cut, fit, joined, left, right, row, rule
+from xtrain.tui.pages.sheet import PageColumn, Row, block, cells, cut, fit, joined, left, right, row, rule
 
 if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
@@ -224,13 +224,15 @@ def standing_rows(
     at = "" if common is None else f"at {count(common) if by == 'tokens' else exact(common)}"
     wide = width >= 100
     names = max(8, min(30 if wide else 14, max((len(one.run.label) for one in standings), default=8)))
-    columns: list[Column[Standing]] = [
-        Column("step", 9, lambda one: "–" if one.step is None else f"{one.step:,}"),
-        Column("last", 9, lambda one: decimal(one.last, 4)),
-        Column("best", 9, lambda one: decimal(one.best, 4)),
-        Column("at", 9, lambda one: "–" if one.best_at is None else (count if by == "tokens" else exact)(one.best_at)),
-        Column(at, max(9, len(at)), lambda one: decimal(one.common, 4)),
-        Column("difference", 10, lambda one: "this run" if one is standings[0] else _signed(one.difference)),
+    columns: list[PageColumn[Standing]] = [
+        PageColumn("step", 9, lambda one: "–" if one.step is None else f"{one.step:,}"),
+        PageColumn("last", 9, lambda one: decimal(one.last, 4)),
+        PageColumn("best", 9, lambda one: decimal(one.best, 4)),
+        PageColumn(
+            "at", 9, lambda one: "–" if one.best_at is None else (count if by == "tokens" else exact)(one.best_at)
+        ),
+        PageColumn(at, max(9, len(at)), lambda one: decimal(one.common, 4)),
+        PageColumn("difference", 10, lambda one: "this run" if one is standings[0] else _signed(one.difference)),
     ]
     shown = columns if wide else columns[:2] + columns[4:]
     with_state = width >= 76

@@ -13,9 +13,9 @@ from xtrain.tui.model.planned import PlannedPhase
 from xtrain.tui.model.series import Series
 from xtrain.tui.pages.node_times import step_cost
 from xtrain.tui.pages.sheet import (
-    Column,
     ListPage,
     ListView,
+    PageColumn,
     Row,
     bar,
     block,
@@ -178,15 +178,15 @@ _BAR_TITLES = ("share of rows in this phase", "share")
 _LONG_WAIT = 0.1
 
 
-_COLUMNS: tuple[Column[DatasetFacts], ...] = (
-    Column("loss", 8, lambda one: decimal(one.loss, 4)),
-    Column("held out", 8, lambda one: decimal(one.evaluation.loss if one.evaluation else None, 4)),
-    Column("share", 6, lambda one: _percent(one.share)),
-    Column("plan", 6, lambda one: _percent(one.target)),
-    Column("epochs", 7, lambda one: _times(one.epochs)),
-    Column("rows", 11, lambda one: "–" if one.rows is None else f"{one.rows:,.0f}"),
-    Column("tokens", 7, lambda one: count(one.tokens)),
-    Column("in all", 6, lambda one: _percent(one.run_share)),
+_COLUMNS: tuple[PageColumn[DatasetFacts], ...] = (
+    PageColumn("loss", 8, lambda one: decimal(one.loss, 4)),
+    PageColumn("held out", 8, lambda one: decimal(one.evaluation.loss if one.evaluation else None, 4)),
+    PageColumn("share", 6, lambda one: _percent(one.share)),
+    PageColumn("plan", 6, lambda one: _percent(one.target)),
+    PageColumn("epochs", 7, lambda one: _times(one.epochs)),
+    PageColumn("rows", 11, lambda one: "–" if one.rows is None else f"{one.rows:,.0f}"),
+    PageColumn("tokens", 7, lambda one: count(one.tokens)),
+    PageColumn("in all", 6, lambda one: _percent(one.run_share)),
 )
 
 

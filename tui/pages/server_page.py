@@ -3,9 +3,9 @@
 from xtrain.records.status import ServedModel, ServerStatus
 from xtrain.text.units import brief, count, decimal, duration, plural
 from xtrain.tui.pages.sheet import (
-    Column,
     ListPage,
     ListView,
+    PageColumn,
     Row,
     bar,
     block,
@@ -48,20 +48,20 @@ def page(status: ServerStatus, view: ListView, width: int, height: int, now: flo
     return ListPage(rows=tuple(block(rows, width, height)), view=view, count=len(status.models), height=room)
 
 
-def _columns(now: float) -> tuple[Column[ServedModel], ...]:
+def _columns(now: float) -> tuple[PageColumn[ServedModel], ...]:
     def ago(one: ServedModel) -> str:
         if one.last_time is None:
             return "–"
         return "now" if now - one.last_time < 1.5 else duration(now - one.last_time)
 
     return (
-        Column("is", 9, _is),
-        Column("steps", 6, lambda one: f"{one.steps:,}"),
-        Column("loss", 8, lambda one: decimal(one.loss, 4)),
-        Column("tokens", 7, lambda one: count(one.tokens)),
-        Column("waiting", 7, lambda one: str(one.waiting) if one.waiting else "–"),
-        Column("rank", 4, lambda one: "full" if one.rank is None else str(one.rank)),
-        Column("last", 8, ago),
+        PageColumn("is", 9, _is),
+        PageColumn("steps", 6, lambda one: f"{one.steps:,}"),
+        PageColumn("loss", 8, lambda one: decimal(one.loss, 4)),
+        PageColumn("tokens", 7, lambda one: count(one.tokens)),
+        PageColumn("waiting", 7, lambda one: str(one.waiting) if one.waiting else "–"),
+        PageColumn("rank", 4, lambda one: "full" if one.rank is None else str(one.rank)),
+        PageColumn("last", 8, ago),
     )
 
 

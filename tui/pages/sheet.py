@@ -201,7 +201,7 @@ def moved(page: ListPage, by: int) -> ListView:
 
 
 @frozen
-class Column(Generic[ItemT]):
+class PageColumn(Generic[ItemT]):
     """Column of a table: its title, its width in cells, and the text of an item."""
 
     title: str
@@ -209,7 +209,7 @@ class Column(Generic[ItemT]):
     value: Callable[[ItemT], str]
 
 
-def fitting(columns: Sequence[Column[ItemT]], used: int, width: int) -> tuple[Sequence[Column[ItemT]], int]:
+def fitting(columns: Sequence[PageColumn[ItemT]], used: int, width: int) -> tuple[Sequence[PageColumn[ItemT]], int]:
     """Return the first columns that fit next to `used` cells, each after a blank; and the cells used then."""
     for number, column in enumerate(columns):
         if used + 1 + column.width > width:

@@ -254,7 +254,7 @@ def test_wide_numbers_are_not_read_as_narrow_ones(tmp_path: Path):
 
 def test_a_separator_outside_the_vocabulary_is_refused(tmp_path: Path):
     np.save(tmp_path / "a.npy", np.arange(20, dtype=np.uint16))
-    with pytest.raises(DataError, match="separator 300 is no token: the vocabulary has 258"):
+    with pytest.raises(DataError, match="separator 300 is not a token: the vocabulary has 258"):
         open_source(
             "tokens", patterns=("a.npy",), options={"dtype": None, "separator": 300}, base=tmp_path,
             tokenizer=ByteTokenizer(),
