@@ -8,7 +8,6 @@ from attrs import evolve
 
 from xtrain.contracts.component import planned
 from xtrain.contracts.models import PlannedModel
-from xtrain.dsl.checking.model_code import read_config
 from xtrain.dsl.checking.model_folder import family_in_folder, settings_in_folder
 from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
 from xtrain.dsl.schema.component import UserComponent
@@ -114,6 +113,8 @@ def _of_folder(spec: Spec, loss: ReferredLoss, architecture: Architecture) -> Re
     if (theirs := family_in_folder(folder)) != family:
         return f"`family` is {theirs} in {folder}, and {family} in the model of the run", other
     if (code := architecture.own.get("code")) is not None:
+        from xtrain.dsl.checking.model_code import read_config
+
         ours, read = code["config"], read_config(ModelFolder(path=folder))
         names = (name for name in ours.keys() | read.keys() if ours.get(name) != read.get(name))
         if different := sorted(name for name in names if not is_metadata(name, HARMLESS)):

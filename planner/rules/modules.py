@@ -73,6 +73,10 @@ _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
     "parallel.stack": ("support for this stack", lambda spec, layout: spec.parallel.execution.wraps()),
     "compile.mode": ("blocks that are compiled", lambda spec, layout: spec.compile.mode != "none"),
     "model.vocab": ("rows for further ids of the tokenizer", lambda spec, layout: spec.model.vocab == "tokenizer"),
+    "model.weights": (
+        "adapters of random weights",
+        lambda spec, layout: spec.is_adapted and spec.model.weights == "none",
+    ),
     "loss": ("head of rewards", lambda spec, layout: spec.loss.head == "reward"),
     "batch.neftune": ("noise on embeddings", lambda spec, layout: bool(spec.batch.neftune)),
     "task": ("adapters of several tasks", lambda spec, layout: bool(spec.tasks)),

@@ -8,7 +8,6 @@ is right is measured on a small random model of the same config: whether logits 
 documents of a row stay apart if their positions begin at 0.
 """
 
-import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from xtrain.dsl.checking.model_code import DESCRIPTION
-from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, class_of, config_of
+from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, class_of, code_digest, config_of
 from xtrain.runtime.nn.recompute import SAVED
 
 aten = torch.ops.aten
@@ -63,7 +62,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = _grouped(args, kwargs) if func is aten._grouped_mm.default else func(*args, **kwargs)
+        result = _grouped(args) if func is aten._grouped_mm.default else func(*args, **kwargs)
         inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         new = {}
@@ -112,7 +111,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _grouped(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+def _grouped(args: Sequence[Any]) -> Tensor:
     """Return the result of a grouped product, whose own meta function takes bf16 alone."""
     left, right = args[:2]
     return left.new_empty(left.shape[0], right.shape[-1])
@@ -167,7 +166,7 @@ def traces(
             x = torch.empty(rows, positions, code.embedding.embedding_dim)
             places = torch.arange(positions).expand(rows, positions)
             more = {"position_ids": places} if "position_ids" in code.arguments else {}
-            with _captured(list(code.layers)) as calls:
+            with _captured(list(code.layers)) as calls, _Grouped():
                 code.trunk(inputs_embeds=x, use_cache=False, **more)
             for layer in layers:
                 args, kwargs = next((args, kwargs) for each, args, kwargs in calls if each is code.layers[layer])
@@ -413,6 +412,13 @@ def _parameters(layer: nn.Module, experts: int, chosen: int) -> Iterator[dict[st
             yield found
 
 
+class _Grouped(TorchDispatchMode):
+    """Grouped products in any number format."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _grouped(args) if func is aten._grouped_mm.default else func(*args, **(kwargs or {}))
+
+
 class _Views(TorchDispatchMode):
     """Copies are the tensors themselves, so that results remain views of parameters."""
 
@@ -546,11 +552,10 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
     shapes = {**dict(code.model.named_parameters()), **dict(code.model.named_buffers())}
     if saved_ends := ends.keys() & dict(code.model.named_buffers()).keys():
         raise UnknownCode(f"{code.title} saves `{min(saved_ends)}`, which is not trained", "use another model")
-    source = Path(sys.modules[cls.__module__].__file__ or "").read_bytes()
     return {
         "format": DESCRIPTION,
         "class": cls.__name__,
-        "digest": hashlib.sha256(source).hexdigest()[:16],
+        "digest": code_digest(cls),
         "dim": code.head.in_features,
         "vocab": code.head.out_features,
         "tied": code.tied,

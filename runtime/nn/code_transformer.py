@@ -5,7 +5,7 @@ the plan: layers by number, other modules by their path in the trunk.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +25,7 @@ from xtrain.runtime.nn.batch import LayerCache, ModelBatch
 from xtrain.runtime.nn.block import LayerBlock
 from xtrain.runtime.nn.layers import Linear, generator_of
 from xtrain.runtime.nn.loss import Head
-from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, config_of, first
+from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, code_digest, config_of, first
 from xtrain.runtime.nn.transformer import StageSpan, Transformer
 
 
@@ -74,6 +74,9 @@ class CodeTransformer(Transformer):
             raise EnvironmentFault("X529", f"{problem}; {problem.hint}") from problem
         if type(code.model).__name__ != described["class"]:
             raise PlanMismatch(f"transformers builds a {type(code.model).__name__}, not a {described['class']}")
+        if code_digest(type(code.model)) != described["digest"]:
+            message = f"transformers has other code of {described['class']} than when the plan was made; plan again"
+            raise PlanMismatch(message)
         self._code = (code,)  # in a tuple, so that it is no submodule
         self.embed_tokens = code.embedding
         self.layers = nn.ModuleDict({str(i): _as_block(layer, i) for i, layer in enumerate(code.layers)})
@@ -188,6 +191,11 @@ class CodeTransformer(Transformer):
                 setattr(module, name, torch.zeros_like(buffer, dtype=self._formats[module, name]))
             if module._non_persistent_buffers_set:
                 self.code.model._init_weights(module)
+
+    @property
+    def drawable(self) -> Set[str]:
+        """Names of the parameters and saved buffers that the class of the model draws."""
+        return set(self._pattern.names.values())
 
     @torch.no_grad()
     def drawn(self, name: str, seed: int) -> Tensor:

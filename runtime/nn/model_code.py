@@ -4,11 +4,13 @@ The trunk is the module between the token ids and the head's input; its layers a
 Shapes: B rows, S positions, D width of the residual stream, V vocabulary.
 """
 
+import hashlib
 import inspect
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -68,10 +70,18 @@ def class_of(config: Any) -> type[nn.Module]:
 
         if getattr(config, "is_encoder_decoder", False):
             raise UnknownCode(f"{config.model_type} is an encoder with a decoder", "use a decoder-only model")
+        if not hasattr(config, "vocab_size") and hasattr(config, "text_config"):
+            message = f"a {config.model_type} has more parts than its language model"
+            raise UnknownCode(message, "give a folder with the language model alone")
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             hint = "use a model that transformers' AutoModelForCausalLM can load"
             raise UnknownCode(f"transformers has no causal language model of the type {config.model_type}", hint)
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # pyright: ignore[reportReturnType]
+
+
+def code_digest(cls: type[nn.Module]) -> str:
+    """Return 16 hex digits over the source file of a class."""
+    return hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]
 
 
 def build(config: Any, experts: str = "eager") -> nn.Module:

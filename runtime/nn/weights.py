@@ -289,8 +289,7 @@ def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float)
     others = {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
     draw = drawing(plan.architecture, seed, init_std, rank.device)
     if "code" in plan.architecture.own:
-        _draw_code(model.whole, seed)
-        return
+        draw = _drawing_code(model.whole, seed, rank.device)
     quantised = {stored.name: stored for stored in model.quantised()}
     for name, parameter in model.named_parameters():
         if name in others:
@@ -301,17 +300,16 @@ def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float)
             fill(parameter, draw(name, tuple(parameter.shape)))
 
 
-def _draw_code(model: Transformer, seed: int) -> None:
-    """Draw the parameters and saved buffers of a model as its class does."""
+def _drawing_code(model: Transformer, seed: int, device: torch.device) -> Callable[[str, tuple[int, ...]], Tensor]:
+    """Set the saved buffers of a model of transformers, and return the function that draws its parameters."""
     from xtrain.runtime.nn.code_transformer import CodeTransformer
 
     assert isinstance(model, CodeTransformer)
     saved = model.state_dict().keys()
-    for name, parameter in model.named_parameters():
-        fill(parameter, model.drawn(name, seed).to(local(parameter).device))
     for name, buffer in model.named_buffers():
-        if name in saved:
+        if name in saved and name in model.drawable:
             buffer.copy_(model.drawn(name, seed))
+    return lambda name, shape: model.drawn(name, seed).to(device)
 
 
 def drawing(

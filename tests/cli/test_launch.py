@@ -491,6 +491,9 @@ def test_a_process_in_the_background(monkeypatch, tmp_path, capsys):
     try:
         assert main(["launch", "local.xtrain"]) == 3
         assert f"local {job.id} is RUNNING" in capsys.readouterr().err
+        ends = time.monotonic() + 30
+        while not (job_folder(directory) / "output.txt").read_text() and time.monotonic() < ends:
+            time.sleep(0.02)
     finally:
         assert main(["launch", "--cancel", str(directory)]) == 0
         os.waitpid(int(job.id.partition("-")[0]), 0)  # it was started by this process

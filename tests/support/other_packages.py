@@ -34,7 +34,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, package: Path = OTHER_PACKAGE) ->
         yield
     finally:  # also where the test fails
         for registry, own in zip(registries, before, strict=True):
+            ours = {name: each for name, each in registry._own.items() if each.offer and each.offer.package == "xtrain"}
             registry._own.clear()
-            registry._own.update(own)
+            registry._own.update(own | ours)
         for module in modules:
             sys.modules.pop(module, None)

@@ -126,6 +126,7 @@ def test_documents_that_would_mix_need_rows_of_their_own(tmp_path: Path):
     ({"model_type": "nonsense"}, "no model type 'nonsense'"),
     ({"model_type": "bart"}, "encoder with a decoder"),
     ({"model_type": "vit"}, "no causal language model"),
+    ({"model_type": "qwen3_5"}, "more parts than its language model"),
     ({"model_type": "olmo3", "hidden_size": "wide"}, "rejects the config"),
     ({"model_type": "bert", "is_decoder": True}, "are one parameter"),
     ({"model_type": "dory"}, "matrix alone"),  # its head scales logits
