@@ -21,6 +21,20 @@ if TYPE_CHECKING:
 TRACES: Final = {2: ("bfloat16", 1), 4: ("float32", 1), 8: ("float32", 2)}
 
 
+def code_size(polynomial: Sequence[float], rows: int, sequence: int, times: int = 1) -> int:
+    """Return the bytes for `rows` rows of `sequence` positions."""
+    c0, c1, c2 = polynomial[:3]
+    return round(times * (c0 + rows * (c1 * sequence + c2 * sequence**2)))
+
+
+def shared_bytes(arch: Architecture, rows: int, sequence: int, width: int) -> int:
+    """Return the bytes that the layers of a model of transformers keep together; 0 for other models."""
+    if (code := arch.own.get("code")) is None:
+        return 0
+    format, times = TRACES[width]
+    return code_size(code["shared"][format], rows, sequence, times)
+
+
 @frozen
 class CodeLayer(Layer):
     """All of a layer. kind: its place among the distinct layers of the description."""
@@ -52,17 +66,15 @@ class CodeLayer(Layer):
         return round(sum(op["flops"][2] for op in ops))
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
-        local = on.local
+        local, code = on.local, on.resolved.architecture.own["code"]
         format, times = TRACES[local.width]
 
         def size(polynomial: Sequence[float]) -> int:
-            c0, c1, c2 = polynomial[:3]
-            per_row = c1 * local.sequence + c2 * local.sequence**2
-            return round(times * (c0 + local.rows * per_row))
+            return code_size(polynomial, local.rows, local.sequence, times)
 
         tensors = {0: x}
         out = x
-        for op in self._described(on.resolved.architecture)["costs"][format]:
+        for op in code["kinds"][self.kind]["costs"][format]:
             out = self._op(on, op, tensors, size)
         return out
 

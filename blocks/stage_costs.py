@@ -229,7 +229,7 @@ class StageCosts:
 
     def _turned_by(self, angles: set[RotaryAngles | None]) -> int:
         widths = sum(each.width for each in angles if each is not None)
-        return 2 * self.local.tokens * self.local.width * widths + self.local.token_keys
+        return 2 * self.local.tokens * self.local.width * widths + self.local.token_keys + self.local.shared
 
     @property
     def loss(self) -> int:

@@ -30,7 +30,8 @@ class Local:
     kv_heads, ffn: its share of them. spread_kv: key/value heads after ulysses distributes them, copies included. width,
     exact: bytes of a number in the compute format and in exact computations. attention: the kernel of rows that lie on
     one rank. fused: norms, rotations and SwiGLU are one pass each. flash: kernels do not store attention scores.
-    grouped: one kernel computes all experts. token_keys: bytes of the token numbers that select dropped inputs.
+    grouped: one kernel computes all experts. token_keys: bytes of the token numbers that select dropped inputs. shared:
+    bytes of tensors that the layers of transformers' code keep together.
     """
 
     rows: int
@@ -52,6 +53,7 @@ class Local:
     flash: bool
     grouped: bool
     token_keys: int
+    shared: int = 0
 
     @property
     def stream(self) -> int:

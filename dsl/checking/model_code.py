@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from xtrain.dsl.schema.model import ModelFolder
 
-DESCRIPTION: Final = 2  # changes with the content of descriptions
+DESCRIPTION: Final = 4  # changes with the content of descriptions
 EXTRA: Final = "pip install 'xtrain[transformers]'"
 LONGEST: Final = 600  # seconds
 PACKAGE: Final = __name__.partition(".dsl.")[0]

@@ -2,10 +2,10 @@
 
 `python -m xtrain.runtime.inspect.model_code CONFIG RESULT` reads a `config.json` and writes JSON.
 
-A child process of the planner, which has no torch, runs it. It builds the model on the meta device, and
-lists parameters, buffers, distinct layers, and what each layer computes and keeps. What decides whether a loss
-is right is measured on a small random model of the same config: whether logits are a product of the head, and whether
-documents of a row stay apart if their positions begin at 0.
+A child process of the planner, which has no torch, runs it. It builds the model on the meta device, and lists
+parameters, buffers, distinct layers, and what each layer computes and keeps. What decides whether a loss is right is
+measured on a small random model of the same config: whether logits are a product of the head, and whether documents of
+a row stay apart if their positions begin at 0.
 """
 
 import json
@@ -40,11 +40,11 @@ TOLERANCE: Final = 1e-4
 
 @define(eq=False)
 class _Recorder(TorchDispatchMode):
-    """Operations of a layer in order. Storages are numbered; storages of parameters, and of what all
-    layers share, are not numbered.
+    """Operations of a layer in order. The storages that it makes are numbered.
 
-    ops: (name of the operator, numbers of inputs, numbers and bytes of new outputs, FLOPs, parameters, numbers of kept
-    storages).
+    parameters: storage → name. given: the layer's input, storage 0. ops: operator, numbers of inputs, number → (bytes,
+    is floating point) of new storages, FLOPs, parameters, and the numbers of the storages that autograd keeps. shared:
+    bytes of the storages from outside that it is given or that autograd keeps.
     """
 
     parameters: Mapping[int, str]
@@ -66,8 +66,10 @@ class _Recorder(TorchDispatchMode):
         inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         new = {}
+        # A view of a tensor from outside is no new tensor.
+        known = {*self.numbers, *self.parameters, *self.shared, *map(_storage, inputs)}
         for output in outputs:
-            if (key := _storage(output)) not in self.numbers and key not in self.parameters and key not in self.shared:
+            if (key := _storage(output)) not in known and key not in self.numbers:
                 self.numbers[key] = len(self.numbers)
                 self.alive.append(output.untyped_storage())
                 new[self.numbers[key]] = (output.untyped_storage().nbytes(), output.is_floating_point())
@@ -155,23 +157,37 @@ def _numbers_in(format: torch.dtype) -> Iterator[None]:
 
 
 def traces(
-    config: Any, layers: Sequence[int], shapes: Sequence[tuple[int, int]], format: torch.dtype
-) -> dict[tuple[int, int, int], _Recorder]:
-    """Record forwards: (layer, rows, positions) → its operations in a number format. shapes: (rows, positions)."""
+    config: Any, layers: Sequence[int], lengths: Sequence[int], format: torch.dtype
+) -> dict[tuple[int, int], _Recorder]:
+    """Record forwards of a row: (layer, positions) → its operations in a number format."""
     found = {}
     with FakeTensorMode(), _numbers_in(format):
         code = CodeModel(build(config, experts="grouped_mm"))  # the others look at values
         code.model.eval()
-        for rows, positions in shapes:
-            x = torch.empty(rows, positions, code.embedding.embedding_dim)
-            places = torch.arange(positions).expand(rows, positions)
-            more = {"position_ids": places} if "position_ids" in code.arguments else {}
+        for positions in lengths:
+            x = torch.empty(1, positions, code.embedding.embedding_dim)
+            more = {"position_ids": torch.arange(positions)[None]} if "position_ids" in code.arguments else {}
             with _captured(list(code.layers)) as calls, _Grouped():
                 code.trunk(inputs_embeds=x, use_cache=False, **more)
             for layer in layers:
                 args, kwargs = next((args, kwargs) for each, args, kwargs in calls if each is code.layers[layer])
-                found[layer, rows, positions] = _recorded(code.layers[layer], args, kwargs)
+                found[layer, positions] = _recorded(code.layers[layer], args, kwargs)
     return found
+
+
+def _shared(found: Mapping[tuple[int, int], _Recorder]) -> list[float]:
+    """Return the bytes of tensors that all layers use, such as cosines of positions and masks, as a polynomial."""
+    sums = {}
+    for length in LENGTHS:
+        kept: dict[int, int] = {}
+        for (_, positions), trace in found.items():
+            kept |= trace.shared if positions == length else {}
+        sums[length] = sum(kept.values())
+    return _polynomial(sums) or _through(sums)
+
+
+def _name_of(format: torch.dtype) -> str:
+    return str(format).removeprefix("torch.")
 
 
 def _recorded(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Recorder:
@@ -180,6 +196,10 @@ def _recorded(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     names = {_storage(parameter): name for name, parameter in module.named_parameters()}
     with _Recorder(names, given) as recorder, torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda t: t):
         module(*args, **kwargs)
+    # A recomputed layer keeps all that it was given, masks among them.
+    others = (each for each in tree_leaves((args, dict(kwargs))) if isinstance(each, Tensor) and each is not given)
+    recorder.shared |= {_storage(each): each.untyped_storage().nbytes() for each in others}
+    recorder.alive += [each.untyped_storage() for each in tree_leaves((args, dict(kwargs))) if isinstance(each, Tensor)]
     return recorder
 
 
@@ -324,10 +344,9 @@ def _filled(content: Mapping[str, Any]) -> CodeModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         code = CodeModel(build(config_of(content)))
-        for (
-            parameter
-        ) in code.model.parameters():  # other values than its class draws: zeros would hide what they multiply
-            nn.init.normal_(parameter, 0.3 if parameter.ndim == 1 else 0.1) if parameter.is_floating_point() else None
+        for parameter in code.model.parameters():  # zeros that its class draws would hide what they multiply
+            if parameter.is_floating_point():
+                nn.init.normal_(parameter, 0.3 if parameter.ndim == 1 else 0.1)
     code.model.eval()
     return code
 
@@ -517,10 +536,11 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
     for number, layer in enumerate(code.layers):
         groups.setdefault(_signature(layer), []).append(number)
     firsts = [layers[0] for layers in groups.values()]
-    costs = {}
+    costs, shared = {}, {}
     for format in FORMATS:
-        found = traces(config, firsts, [(1, s) for s in LENGTHS], format)
-        costs[format] = {layer: _costs({s: found[layer, 1, s] for s in LENGTHS}) for layer in firsts}
+        found = traces(config, firsts, LENGTHS, format)
+        costs[format] = {layer: _costs({s: found[layer, s] for s in LENGTHS}) for layer in firsts}
+        shared[_name_of(format)] = _shared(found)
     saved = set(code.model.state_dict())
     experts, chosen = _number(config, EXPERTS), _number(config, CHOSEN)
     kinds = []
@@ -533,7 +553,7 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
                 "layers": layers,
                 "parameters": list(_parameters(module, experts, chosen)),
                 "buffers": buffers,
-                "costs": {str(format).removeprefix("torch."): costs[format][layers[0]] for format in FORMATS},
+                "costs": {_name_of(format): costs[format][layers[0]] for format in FORMATS},
             }
         )
     tiny = small(config.to_dict(), code.model)
@@ -567,6 +587,7 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         "init_std": float(getattr(config, "initializer_range", None) or 0.02),
         "ends": [{"name": ours, "shape": list(shapes[theirs].shape)} for theirs, ours in ends.items()],
         "kinds": kinds,
+        "shared": shared,
         "longest": _longest(code),
         "logits": logits,
         "packs": keeps_documents_apart(tiny),

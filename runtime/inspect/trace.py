@@ -11,7 +11,11 @@ import torch
 import torch.distributed as dist
 from attrs import evolve, frozen
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    unset_fake_temporarily,
+)
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.optim import Optimizer
@@ -341,7 +345,11 @@ def trace_plan(
     shared, traces = Shared(), []
     for number, rank in enumerate(ranks, start=1):
         told(number, len(ranks))
-        traces.append(trace_rank(plan, rank, shared))
+        try:
+            traces.append(trace_rank(plan, rank, shared))
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            message = f"{plan.architecture.title} looks at values ({error.func}), which a trace does not have"
+            raise PlanMismatch(message) from error
     return tuple(traces)
 
 
