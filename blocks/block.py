@@ -111,6 +111,11 @@ class BlockPiece:
         """Return name → shape of the tensors in a checkpoint that are not parameters."""
         return {name: shape for layer in self.layers() for name, shape in layer.buffers(arch).items()}
 
+    def shared(self, arch: Architecture, rows: int, sequence: int, width: int) -> int:
+        """Return the bytes of tensors besides the angles that all layers of the model use together, for `rows` rows of
+        `sequence` positions. width: bytes of a number in the compute format."""
+        return sum(layer.shared(arch, rows, sequence, width) for layer in self.layers())
+
     def angles(self, arch: Architecture) -> RotaryAngles | None:
         """Return the RoPE angles of the attention layer."""
         return next((layer.angles(arch) for layer in self.layers() if layer.attends), None)
@@ -168,6 +173,9 @@ class Layer(BlockPiece):
 
     def buffers(self, arch: Architecture) -> dict[str, list[int]]:
         return {}
+
+    def shared(self, arch: Architecture, rows: int, sequence: int, width: int) -> int:
+        return 0
 
     def angles(self, arch: Architecture) -> RotaryAngles | None:
         """Return the RoPE angles of an attention layer; None without RoPE."""

@@ -27,14 +27,6 @@ def code_size(polynomial: Sequence[float], rows: int, sequence: int, times: int 
     return round(times * (c0 + rows * (c1 * sequence + c2 * sequence**2)))
 
 
-def shared_bytes(arch: Architecture, rows: int, sequence: int, width: int) -> int:
-    """Return the bytes that the layers of a model of transformers keep together; 0 for other models."""
-    if (code := arch.own.get("code")) is None:
-        return 0
-    format, times = TRACES[width]
-    return code_size(code["shared"][format], rows, sequence, times)
-
-
 @frozen
 class CodeLayer(Layer):
     """All of a layer. kind: its place among the distinct layers of the description."""
@@ -64,6 +56,10 @@ class CodeLayer(Layer):
     def pair_flops(self, arch: Architecture) -> int:
         ops = self._described(arch)["costs"]["float32"]
         return round(sum(op["flops"][2] for op in ops))
+
+    def shared(self, arch: Architecture, rows: int, sequence: int, width: int) -> int:
+        format, times = TRACES[width]
+        return code_size(arch.own["code"]["shared"][format], rows, sequence, times)
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         local, code = on.local, on.resolved.architecture.own["code"]

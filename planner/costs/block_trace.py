@@ -3,7 +3,6 @@
 from attrs import evolve
 
 from xtrain.blocks.block import block_of
-from xtrain.blocks.code_layer import shared_bytes
 from xtrain.blocks.memory_simulator import without_frozen
 from xtrain.blocks.op_trace import (
     CP,
@@ -61,7 +60,7 @@ def local_of(resolved: Resolved, cluster: Hardware) -> Local:
         and sheet.capability == HOPPER
         and not any(each % 8 for each in expert_widths(arch))
         and not isinstance(arch.adapter, TaskAdapters),  # experts are then computed one after the other
-        shared=shared_bytes(arch, batch.micro, batch.sequence, BYTES[compute]),
+        shared=block_of(arch.kinds[0]).shared(arch, batch.micro, batch.sequence, BYTES[compute]),
         token_keys=INDEX * tokens if arch.adapter is not None and arch.adapter.drops else 0,
     )
 
