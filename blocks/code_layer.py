@@ -22,7 +22,7 @@ TRACES: Final = {2: ("bfloat16", 1), 4: ("float32", 1), 8: ("float32", 2)}
 
 
 def code_size(polynomial: Sequence[float], rows: int, sequence: int, times: int = 1) -> int:
-    """Return the bytes for `rows` rows of `sequence` positions."""
+    """Return the bytes, or FLOPs, for `rows` rows of `sequence` positions."""
     c0, c1, c2 = polynomial[:3]
     return round(times * (c0 + rows * (c1 * sequence + c2 * sequence**2)))
 
@@ -81,7 +81,7 @@ class CodeLayer(Layer):
         inputs = [tensors[each] for each in op["inputs"] if each in tensors]
         kept = [tensors[each] for each in op["keeps"] if each in tensors]
         unpacked = sum(on.unpacked(name, prod(on.shapes[name])) for name in op["parameters"])
-        scratch = (size(op["scratch"]) if "scratch" in op else 0) + unpacked
+        there, back = map(size, op.get("scratch", ((0, 0, 0), (0, 0, 0))))
         output = on.ops.op(
             *inputs,
             makes=size(first),
@@ -91,8 +91,8 @@ class CodeLayer(Layer):
             weights=on.bytes_of(*op["parameters"]),
             parameters=op["parameters"],
             saved=op["word"],
-            scratch=(scratch, scratch),
-            flops=size(op["flops"]),
+            scratch=(there + unpacked, back + unpacked),
+            flops=code_size(op["flops"], on.local.rows, on.local.sequence),
             attends=op["word"] == ATTENTION,
         )
         if len(first) > 3:  # indices have no gradient

@@ -246,6 +246,7 @@ VIEWS = {"build": build, "show": show, "stats": stats, "teach": teach}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     views = parser.add_subparsers(title="views", metavar="VIEW", dest="view", required=True)
+    build_parser = add_build(views)
     stats_parser = views.add_parser(
         "stats", help="counts and lengths", description="Print counts, lengths and fill of rows."
     )
@@ -255,7 +256,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description="Run the teacher of SPEC over its datasets, and store its most probable tokens in the cache.",
         epilog=TEACH_EPILOG,
     )
-    default = dict.fromkeys((add_build(views), stats_parser, teach_parser), "all")
+    default = dict.fromkeys((build_parser, stats_parser, teach_parser), "all")
     default[add_show(views)] = "the training datasets"
     for view, datasets in default.items():
         view.add_argument("spec", metavar="SPEC", help="a spec (*.xtrain), or a saved plan (*.json)")

@@ -4,13 +4,9 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from xtrain.cli.verb import colored, report
 from xtrain.text.printing import drawn_on
-
-if TYPE_CHECKING:
-    pass
 
 HELP = "format specs"
 DESCRIPTION = "Format specs. Comments and line breaks stay; a spec with syntax errors is left unchanged."

@@ -42,11 +42,6 @@ class PlannedModel(Model):
         return cls.stored
 
     @classmethod
-    def identity(cls, arch: Architecture) -> dict[str, Any]:
-        """Return what identifies the model for the id of an experiment, as JSON."""
-        return arch.to_json()
-
-    @classmethod
     def ends(cls, arch: Architecture) -> ModelEnds:
         """Return the family's properties at the ends of the model."""
         return ModelEnds()

@@ -14,7 +14,7 @@ from attrs import field, frozen
 from xtrain.dsl.schema.adapters import Adapter, adapter_of
 from xtrain.dsl.schema.losses import HeadKind
 from xtrain.dsl.schema.model import FAMILIES, ModelEnds
-from xtrain.dsl.schema.model_config import Rope
+from xtrain.dsl.schema.model_config import HARMLESS, Rope, is_metadata
 
 EMBEDDING: Final = "embed_tokens"
 HEAD: Final = "lm_head"
@@ -192,6 +192,16 @@ class Architecture:
         adapter = {} if self.adapter is None else {"adapter": self.adapter.to_json()}
         head = {} if self.head == "vocabulary" else {"head": self.head}
         return {**numbers, **rope, **self.own, **adapter, **head}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the parameters and the computation, as JSON: of a model of transformers' code its class
+        and config, without keys that describe the file."""
+        content = self.to_json()
+        if (code := self.own.get("code")) is None:
+            return content
+        config = {name: value for name, value in code["config"].items() if not is_metadata(name, HARMLESS)}
+        return {**content, "code": {"class": code["class"], **config}}
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Architecture":

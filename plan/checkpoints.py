@@ -105,7 +105,7 @@ def checkpoint_contents(plan: Plan) -> dict[str, Any]:
     return {
         "tensors": {tensor.name: list(tensor.shape) for tensor in saved},
         "buffers": {each.name: list(each.shape) for each in buffers(arch)},
-        "model": arch.to_json(),
+        "model": arch.identity,
         "params": build["params"],
         **({ADAPTER_ALONE: True} if base_names(plan) else {}),
         **({"frozen": frozen} if (frozen := [each.name for each in saved if not each.trained]) else {}),
@@ -336,7 +336,7 @@ def _same_block(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     one."""
     if before["family"] == after["family"] and before.get("block") == after.get("block"):
         return True
-    if _family(before) is None:
+    if _family(before) is None or "code" in before or "code" in after:
         return False
     one, other = (Architecture.from_values(model) for model in (before, after))
     return one.kinds == other.kinds

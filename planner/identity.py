@@ -7,8 +7,6 @@ from typing import Any
 
 from attrs import evolve, fields_dict
 
-from xtrain.contracts.component import planned
-from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.adapters import AdapterTask, TaskAdapters
 from xtrain.dsl.schema.component import Component, UserComponent
 from xtrain.dsl.schema.data import Batch, Dataset, Phase
@@ -47,7 +45,7 @@ def config_of(resolved: Resolved) -> dict[str, Any]:
     content = {
         "name": spec.experiment.name,
         "experiment": experiment_settings(spec.experiment),
-        "model": planned(spec.model, PlannedModel).identity(resolved.architecture),
+        "model": resolved.architecture.identity,
         **({"frozen": fingerprint(frozen)} if (frozen := _frozen(resolved)) else {}),
         "tokenizer": tokenizer_kind(spec.tokenizer.source).place(spec.tokenizer.source),
         "datasets": {name: _dataset(each, spec.experiment.seed) for name, each in spec.datasets.items()},

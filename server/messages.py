@@ -158,7 +158,7 @@ def _dense_of(csr: Any, dtype: int, shape: list[int]) -> Array:
         starts.size == rows + 1
         and starts[0] == 0
         and starts[-1] == values.size == columns.size
-        and bool((np.diff(starts) >= 0).all())
+        and bool((starts[:-1] <= starts[1:]).all())
         and bool(((columns >= 0) & (columns < width)).all())
     )
     if not fits:

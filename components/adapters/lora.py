@@ -73,13 +73,13 @@ class Lora(PlannedAdapter):
         example='["16-31"]',
     )
     ranks: dict[str, int] = setting(
-        "ranks of other matrices, by names as in `targets`; the first name that matches a matrix applies",
+        "ranks other than `rank`, by names of matrices as in `targets`; the first name that matches a matrix applies",
         default={},
         check=at_least(1),
         example='{ v_proj: 8, "layers.0-3.mlp": 32 }',
     )
     alphas: dict[str, float] = setting(
-        "values of alpha of other matrices, in the same way", default={}, check=positive, example="{ v_proj: 16 }"
+        "values other than `alpha`, in the same way", default={}, check=positive, example="{ v_proj: 16 }"
     )
     init: Literal["default", "gaussian", "orthogonal", "pissa"] = setting(
         "initial values. default: A uniform within ± 1 / √inputs, B zero; gaussian: A normal with standard deviation "

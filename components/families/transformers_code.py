@@ -1,7 +1,7 @@
 """`model "folder" { … }` of a type that xtrain has no native family for: transformers' own code computes it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 from attrs import frozen
@@ -16,8 +16,6 @@ from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting
 from xtrain.dsl.user_parts.bodies import BodyError
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
 from xtrain.plan.weight_files import SCORE_WEIGHT, Alternatives, StoredNames, StoredPart
-
-IDENTITY: Final = ("class", "digest", "config")  # of a description: the rest follows from these
 
 
 @frozen(kw_only=True)
@@ -107,8 +105,7 @@ class TransformersCode(PlannedModel):
         if self.folder is None:
             return {}
         config = read_config(self.folder)
-        described = describe(config)
-        return {"code": {**{name: value for name, value in described.items() if name != "format"}, "config": config}}
+        return {"code": {**describe(config), "config": config}}
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
@@ -129,8 +126,3 @@ class TransformersCode(PlannedModel):
     @classmethod
     def names_in_files(cls, arch: Architecture) -> StoredNames | None:
         return CodeNames(parts=arch.own["code"]["stored"])
-
-    @classmethod
-    def identity(cls, arch: Architecture) -> dict[str, Any]:
-        code = arch.own["code"]
-        return {**arch.to_json(), "code": {name: code[name] for name in IDENTITY}}

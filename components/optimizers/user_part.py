@@ -28,8 +28,9 @@ class UserOptimizer(UserComponent, PlannedOptimizer):
         tensors = f"{', '.join(self.declared['state'])} in {number_format}" if self.declared["state"] else "no tensors"
         scalars = f", {' and '.join(self.declared['scalars'])}" if self.declared["scalars"] else ""
         decay = self.call()["arguments"].get("weight_decay", 0)
-        decays = f"decay {decay:g} on matrices" if isinstance(decay, int | float) and decay else "no decay"
-        return f"{self.kind} of {self.module} ({tensors}{scalars} for each parameter), weight {decays}"
+        decays = isinstance(decay, int | float) and decay
+        decay_text = f"weight decay {decay:g} on matrices" if decays else "no weight decay"
+        return f"{self.kind} of {self.module} ({tensors}{scalars} for each parameter), {decay_text}"
 
     @classmethod
     def title(cls, args: Mapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ def _as_they_come(resolved: "Resolved", stage: "StageCosts") -> list[int]:
         for name in reversed(block.trace.parameters)
     ]
     head = [] if resolved.architecture.tie_embeddings else [f"{resolved.architecture.head_module}.weight"]
-    others = [name for name, _ in resolved.architecture.other_ends]
+    others = [name for name, _ in reversed(resolved.architecture.other_ends)]
     beside = [each.name for each in resolved.architecture.head_adapters()]
     names = [*reversed(beside), *head, *others, *blocks, f"{EMBEDDING}.weight"]
     return [sizes[name] for name in names if name in sizes]

@@ -217,10 +217,10 @@ def family_of(
     """
     source = _read(folder, label)
     entries = _keys(source)
-    if chosen:
-        return chosen, source, entries
     of = {each.config.model_type: name for name, each in FAMILIES.items() if each.config is not None}
     entry = entries.get("model_type")
+    if chosen and entry is not None and isinstance(entry.value, str):
+        return chosen, source, entries
     for name, each in FAMILIES.items():
         whole = None if each.config is None else each.config.whole
         if whole is not None and entry is not None and entry.value == whole.model_type:

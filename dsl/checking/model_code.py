@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from xtrain.dsl.schema.model import ModelFolder
 
-DESCRIPTION: Final = 4  # changes with the content of descriptions
+DESCRIPTION: Final = 5  # changes with the content of descriptions
 EXTRA: Final = "pip install 'xtrain[transformers]'"
 LONGEST: Final = 600  # seconds
 PACKAGE: Final = __name__.partition(".dsl.")[0]
@@ -41,7 +41,7 @@ def code_versions() -> dict[str, str]:
     try:
         return {name: version(name) for name in ("transformers", "torch")}
     except PackageNotFoundError as error:
-        message = f"xtrain has no native model of this type, and its code needs the package {error.name}"
+        message = f"transformers' code computes this model, and the package {error.name} is missing"
         raise CodeUnusable(message, EXTRA) from error
 
 
@@ -50,7 +50,10 @@ def describe(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Raises CodeUnusable.
     """
-    return _described(json.dumps(config, sort_keys=True))
+    found = _described(json.dumps(config, sort_keys=True))
+    if "problem" in found:
+        raise CodeUnusable(found["problem"], found["hint"])
+    return found
 
 
 @lru_cache(maxsize=16)
@@ -63,7 +66,8 @@ def _described(config: str) -> Mapping[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = _inspected(config, versions)
-        _store(path, found)
+        if "problem" not in found:  # what another package may cure
+            _store(path, found)
     return {**found, "versions": versions}
 
 
@@ -87,7 +91,7 @@ def _store(path: Path, found: Mapping[str, Any]) -> None:
 
 
 def _inspected(config: str, versions: Mapping[str, str]) -> Mapping[str, Any]:
-    """Run the child process. Raises CodeUnusable."""
+    """Run the child process; return the description, or the problem and a hint. Raises CodeUnusable."""
     kind = json.loads(config).get("model_type")
     message = f"reading the code of {kind} in transformers {versions['transformers']} (once for each config)"
     print(message, file=sys.stderr, flush=True)
@@ -110,6 +114,4 @@ def _inspected(config: str, versions: Mapping[str, str]) -> Mapping[str, Any]:
             lines = [] if done is None else done.stderr.strip().splitlines()
             last = lines[-1] if lines else str(error)
             raise CodeUnusable(f"the code of {kind} cannot be inspected: {last}", "use another model") from error
-    if "problem" in found:
-        raise CodeUnusable(found["problem"], found["hint"])
     return found

@@ -66,8 +66,7 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
         diagnostics.error("X520", str(problem), label.span, hint=problem.hint, notes=label.notes)
         folder = found = None
     if found is None:
-        section.labels, section.broken = [Label(Value(FAILED, label.span))], True
-        return None
+        return _without_family(section, label)
     family, source, entries = found
     section.labels = [Label(Value(Word(family), label.span))]
     reading = _Reading(FAMILIES[family], entries, source, section, diagnostics)
@@ -79,11 +78,15 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
     try:
         reading.take(describe({name: entry.value for name, entry in entries.items()}))
     except CodeUnusable as problem:
-        section.labels, section.broken = [Label(Value(FAILED, label.span))], True
-        place = entries["model_type"].span if "model_type" in entries else label.span
-        diagnostics.error("X529", f"{source.path}: {problem}", place, hint=problem.hint)
-        return None
+        diagnostics.error("X529", f"{source.path}: {problem}", entries["model_type"].span, hint=problem.hint)
+        return _without_family(section, label)
     return folder
+
+
+def _without_family(section: Section, label: Value) -> None:
+    """Mark a section whose family is unknown; its other settings need no errors."""
+    section.labels, section.broken = [Label(Value(FAILED, label.span))], True
+    section.entries.pop("code", None)  # which only the family of all other types has
 
 
 def _chosen_code(section: Section) -> str:
@@ -191,9 +194,8 @@ class _Reading:
 
     def take(self, described: Mapping[str, Any]) -> None:
         """Set the sizes of a model that transformers' code computes."""
-        sizes = {"dim": "dim", "layers": "layers", "heads": "heads", "kv_heads": "kv_heads", "vocab": "vocab"}
-        for setting, key in {**sizes, "tie_embeddings": "tied"}.items():
-            self._set(setting, described[key], self.entries["model_type"], "model_type")
+        for setting in ("dim", "layers", "heads", "kv_heads", "vocab", "tie_embeddings"):
+            self._set(setting, described[setting], None, "config.json")
 
     def _give(self, key: ConfigKey) -> None:
         """Take over one setting, from the first of its keys in the file."""
@@ -393,7 +395,8 @@ class _Reading:
         block, _, name = setting.rpartition(".")
         section = self.section if not block else self.section.block(block)
         span = entry.span if entry is not None else self.entries["model_type"].span
-        step = ValueStep("config", key if entry is not None else f"the default of {self._model}", span)
+        default = key if self.family.config is None else f"the default of {self._model}"
+        step = ValueStep("config", key if entry is not None else default, span)
         items = Items(tuple(Value(each, span) for each in value)) if isinstance(value, list) else value
         theirs = Value(items, span, (step,))
         written = section.entries.get(name)

@@ -26,7 +26,7 @@ FAMILIES: Final = Registry["Model"](
     "families",
     key="family",
     contract="xtrain.contracts.models.PlannedModel",
-    unlisted="transformers_code",  # which folders of all other model types have
+    unlisted="transformers_code",  # of folders whose type has no native family
 )
 FFN_MULTIPLE: Final = 64
 # Metadata key of the attribute that a label fills if it is not a family name.

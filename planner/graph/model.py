@@ -286,6 +286,7 @@ def _head(graph: Builder, resolved: Resolved, last: str) -> str:
     "architecture params stages owners rows",
     attention=rounds("model.attention", "another kernel computes attention"),
     pointwise=rounds("compile.mode", "other kernels compute norms, rotations and SwiGLU"),
+    code=rounds("model.code", "another version of transformers' code computes the model"),
     z_loss=learns("loss.z_loss", "the loss uses the new weight from here on"),
     chunk_bytes=rounds("loss.chunk", ORDER),
 )
@@ -300,6 +301,8 @@ def _build(graph: Builder, resolved: Resolved, after: str) -> str:
         "stages": [list(span) for span in pipeline.spans],
         "owners": [list(stages) for stages in pipeline.owners],
     }
+    if (code := arch.own.get("code")) is not None:
+        args["code"] = code["digest"]
     if arch.is_moe:
         args["rows"] = resolved.batch.rows
     size = f"{count_text(resolved.inventory.total)} parameters"

@@ -61,45 +61,46 @@ def _check_overlap(spec: Spec, layout: Layout, found: Findings) -> None:
     found.fail(rule, "X446", path, message, hint)
 
 
-# Path of a setting → (what a model of transformers' code lacks, whether a spec uses it).
+# Path of a setting → (feature that a model of transformers' code does not support, whether a spec uses it).
 _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
-    "parallel.tp.size": ("form that splits its matrices", lambda spec, layout: layout.size("tp") > 1),
-    "parallel.pp.size": ("stages", lambda spec, layout: layout.size("pp") > 1),
-    "parallel.ep.size": ("experts that ranks can share", lambda spec, layout: layout.ep > 1),
+    "parallel.tp.size": ("tensor parallelism", lambda spec, layout: layout.size("tp") > 1),
+    "parallel.pp.size": ("pipeline parallelism", lambda spec, layout: layout.size("pp") > 1),
+    "parallel.ep.size": ("expert parallelism", lambda spec, layout: layout.ep > 1),
     "parallel.cp.size": (
-        "attention over ranks",
+        "context parallelism",
         lambda spec, layout: "cp" not in layout.unsettled and layout.size("ring") * layout.size("ulysses") > 1,
     ),
-    "parallel.stack": ("support for this stack", lambda spec, layout: spec.parallel.execution.wraps()),
-    "compile.mode": ("blocks that are compiled", lambda spec, layout: spec.compile.mode != "none"),
-    "model.vocab": ("rows for further ids of the tokenizer", lambda spec, layout: spec.model.vocab == "tokenizer"),
+    "parallel.stack": ("this stack", lambda spec, layout: spec.parallel.execution.wraps()),
+    "compile.mode": ("compilation", lambda spec, layout: spec.compile.mode != "none"),
+    "model.vocab": ("`vocab = tokenizer`", lambda spec, layout: spec.model.vocab == "tokenizer"),
     "model.weights": (
-        "adapters of random weights",
+        "an adapter on random weights",
         lambda spec, layout: spec.is_adapted and spec.model.weights == "none",
     ),
-    "loss": ("head of rewards", lambda spec, layout: spec.loss.head == "reward"),
+    "loss": ("a reward head", lambda spec, layout: spec.loss.head == "reward"),
     "batch.neftune": ("noise on embeddings", lambda spec, layout: bool(spec.batch.neftune)),
-    "task": ("adapters of several tasks", lambda spec, layout: bool(spec.tasks)),
+    "task": ("tasks", lambda spec, layout: bool(spec.tasks)),
     "precision.compute": ("products in fp8", lambda spec, layout: spec.precision.scaled is not None),
-    "rollout": ("a cache for generation", lambda spec, layout: spec.rollout is not None),
+    "rollout": ("rollouts", lambda spec, layout: spec.rollout is not None),
     "serve": ("a server", lambda spec, layout: spec.serve is not None),
 }
 
 
 @checks(
     "model.code",
-    reads="model.* parallel.* compile.mode activation.tile_mlp adapter task precision.* rollout serve collate "
-    "batch.sequence batch.neftune loss.kind",
+    reads="model.* parallel.* compile.mode adapter task precision.* rollout serve collate "
+    "batch.sequence batch.neftune loss",
 )
 def check_code(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     """Report settings that a model of transformers' code does not support."""
     if (code := architecture.own.get("code")) is None:
         return
     rule, what = "model.code", code["class"]
-    for path, (lacks, used) in _CODE.items():
+    for path, (feature, used) in _CODE.items():
         if used(spec, layout):
-            message = f"{what} is computed by transformers' code, and xtrain has no {lacks} for it"
-            found.fail(rule, "X530", path, message, "leave it out, or use a model type that xtrain has a family for")
+            message = f"{what} is computed by transformers' code, which does not support {feature}"
+            hint = "leave it out, or use a model type that xtrain has a family for, without `code`"
+            found.fail(rule, "X530", path, message, hint)
     if code["longest"] is not None and spec.batch.sequence > code["longest"]:
         message = f"rows have {spec.batch.sequence:,} positions, and {what} has a table of {code['longest']:,}"
         found.fail(rule, "X530", "batch.sequence", message, f"use {code['longest']} or fewer")

@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from xtrain.dsl.checking.model_code import DESCRIPTION
+from xtrain.blocks.memory_simulator import Handling, backward, forward
+from xtrain.blocks.op_trace import OpTrace, TracedTensor
 from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, class_of, code_digest, config_of
 from xtrain.runtime.nn.recompute import SAVED
 
@@ -33,6 +34,7 @@ FORMATS: Final = (torch.float32, torch.bfloat16)
 SMALL: Final = 2**23  # the largest number of parameters of a small model
 WORDS: Final = {operator: word for word, operators in SAVED.items() for operator in operators}
 TOLERANCE: Final = 1e-4
+POSITIONS: Final = 32  # of measured rows
 
 
 # What layers compute --------------------------------------------------------------------------------------------------
@@ -42,12 +44,13 @@ TOLERANCE: Final = 1e-4
 class _Recorder(TorchDispatchMode):
     """Operations of a layer in order. The storages that it makes are numbered.
 
-    parameters: storage → name. given: the layer's input, storage 0. ops: operator, numbers of inputs, number → (bytes,
-    is floating point) of new storages, FLOPs, parameters, and the numbers of the storages that autograd keeps. shared:
-    bytes of the storages from outside that it is given or that autograd keeps.
+    parameters: storage → name; sizes: name → bytes. given: the layer's input, storage 0. ops: operator, numbers of
+    inputs, number → (bytes, is floating point) of new storages, FLOPs, parameters, and the numbers of the storages that
+    autograd keeps. shared: bytes of the storages from outside that it is given or that autograd keeps.
     """
 
     parameters: Mapping[int, str]
+    sizes: Mapping[str, int]
     given: Tensor
     numbers: dict[int, int] = field(factory=dict)
     alive: list[Any] = field(factory=list)
@@ -93,6 +96,27 @@ class _Recorder(TorchDispatchMode):
                 }
             )
         return result
+
+    def simulated(self) -> OpTrace:
+        """Return the operations as the memory simulator takes them."""
+        size = self.given.untyped_storage().nbytes()
+        trace = OpTrace(TracedTensor(size, size))
+        tensors = {0: trace.input}
+        for op in self.ops:
+            (number, (bytes_, floats)), *others = op["new"].items()
+            output = trace.op(
+                *(tensors[each] for each in op["inputs"] if each in tensors),
+                makes=bytes_,
+                keeps=[tensors[each] for each in op["keeps"] if each in tensors],
+                keeps_output=number in op["keeps"],
+                extra=[each for other, (each, _) in others if other in op["keeps"]],
+                weights=sum(self.sizes[name] for name in op["parameters"]),
+                parameters=op["parameters"],
+            )
+            output.gradient = output.gradient if floats else 0
+            tensors[number] = output
+            tensors |= {other: TracedTensor(0, 0, output) for other, _ in others}
+        return trace
 
     def keep(self, tensor: Tensor) -> Tensor:
         key = _storage(tensor)
@@ -194,7 +218,11 @@ def _recorded(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     given = torch.empty_like(args[0] if args else kwargs["hidden_states"]).requires_grad_()
     args, kwargs = ((given, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": given})
     names = {_storage(parameter): name for name, parameter in module.named_parameters()}
-    with _Recorder(names, given) as recorder, torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda t: t):
+    sizes = {name: parameter.nbytes for name, parameter in module.named_parameters()}
+    with (
+        _Recorder(names, sizes, given) as recorder,
+        torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda t: t),
+    ):
         module(*args, **kwargs)
     # A recomputed layer keeps all that it was given, masks among them.
     others = (each for each in tree_leaves((args, dict(kwargs))) if isinstance(each, Tensor) and each is not given)
@@ -238,26 +266,44 @@ def _joined(ops: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         new.append([number, *size] if floats else [number, *size, "index"])
     if flops is None:
         return None
-    same = {name: ops[0][name] for name in ("name", "word", "inputs", "parameters", "keeps")}
+    same = {name: ops[0][name] for name in ("word", "inputs", "parameters", "keeps")}
     return {**same, "flops": flops, "new": new}
 
 
 def _summed(recorded: Mapping[int, _Recorder]) -> dict[str, Any]:
-    sums: dict[str, dict[int, float]] = {"flops": {}, "kept": {}, "scratch": {}, "out": {}}
+    """Return the operations of a layer as one: FLOPs, the bytes that it keeps, and what it needs besides in the forward
+    and in the backward."""
+    sums: dict[str, dict[int, float]] = {name: {} for name in ("flops", "kept", "out", "forward", "backward")}
     for s, trace in recorded.items():
         sizes = {number: size for op in trace.ops for number, (size, _) in op["new"].items()}
-        kept = {number for op in trace.ops for number in op["keeps"]}
         last = max(trace.ops[-1]["new"])
+        kept = {number for op in trace.ops for number in op["keeps"]} - {0, last}
         sums["flops"][s] = sum(op["flops"] for op in trace.ops)
         sums["out"][s] = sizes[last]
-        sums["kept"][s] = sum(sizes.get(number, 0) for number in kept - {0, last})
-        sums["scratch"][s] = 2 * max(sizes.values())
+        sums["kept"][s] = sum(sizes.get(number, 0) for number in kept)
+        whole = trace.simulated()
+        one = OpTrace(TracedTensor(sizes[last], sizes[last]))
+        weights = sum(op.weights for op in whole.ops)
+        kept_bytes = int(sums["kept"][s])
+        one.op(
+            one.input, makes=sizes[last], keeps=(one.input,), keeps_output=True, extra=(kept_bytes,), weights=weights
+        )
+        sums["forward"][s], sums["backward"][s] = (
+            max(0, mine - other) for mine, other in zip(_peaks(whole), _peaks(one), strict=True)
+        )
     found = {name: _polynomial(each) or _through(each) for name, each in sums.items()}
     parameters = list(dict.fromkeys(name for op in recorded[LENGTHS[0]].ops for name in op["parameters"]))
     return {
-        "name": "layer", "word": "", "inputs": [0], "parameters": parameters, "keeps": [0, 1], "flops": found["flops"],
-        "new": [[1, *found["kept"], "index"], [2, *found["out"]]], "scratch": found["scratch"],
+        "word": "", "inputs": [0], "parameters": parameters, "keeps": [0, 1, 2], "flops": found["flops"],
+        "new": [[2, *found["out"]], [1, *found["kept"], "index"]], "scratch": [found["forward"], found["backward"]],
     }  # fmt: skip
+
+
+def _peaks(trace: OpTrace) -> tuple[int, int]:
+    """Return the peaks of forward and backward."""
+    there = forward(trace, None, None)
+    back = backward(trace, None, None, Handling(sums="own", again=False), behind=None, ahead=None)
+    return there.peak, back.peak
 
 
 def _through(values: Mapping[int, float]) -> list[float]:
@@ -329,7 +375,7 @@ def small(content: Mapping[str, Any], model: nn.Module) -> CodeModel | None:
         ):
             try:
                 code = _filled({name: value for name, value in rest.items() if value is not LEFT_OUT})
-                code.hidden(torch.arange(3, 11)[None])
+                code.hidden(_ids(code, 8))
             except Exception:  # sizes that do not fit each other fail in many ways
                 continue
             return code
@@ -351,10 +397,16 @@ def _filled(content: Mapping[str, Any]) -> CodeModel:
     return code
 
 
+def _ids(code: CodeModel, count: int) -> Tensor:
+    """Return a row of `count` ids of the vocabulary, without the first three, which may have a meaning."""
+    vocab = code.embedding.num_embeddings
+    return (torch.arange(count)[None] * 37 + 11) % min(250, vocab - 3) + 3
+
+
 @torch.no_grad()
 def measured_logits(code: CodeModel) -> dict[str, Any] | None:
     """Return how logits follow from the head's product: {}, {"scale": x} or {"cap": x}; None if in no such way."""
-    ids_BS = (torch.arange(64)[None] * 37 + 11) % 250 + 3
+    ids_BS = _ids(code, POSITIONS)
     hidden_BSD = code.hidden(ids_BS)
     product, logits = code.head(hidden_BSD), code.model(input_ids=ids_BS, use_cache=False).logits
     if product.shape != logits.shape:
@@ -383,8 +435,8 @@ def measured_logits(code: CodeModel) -> dict[str, Any] | None:
 @torch.no_grad()
 def keeps_documents_apart(code: CodeModel) -> bool:
     """Return True if positions that begin at 0 again are enough to keep the documents of a row apart."""
-    lengths = (20, 27, 1, 17)
-    ids_BS = (torch.arange(sum(lengths))[None] * 37 + 11) % 250 + 3
+    lengths = (9, 13, 1, 5, 4)
+    ids_BS = _ids(code, sum(lengths))
     try:
         alone = torch.cat([code.hidden(part) for part in ids_BS.split(lengths, 1)], 1)
         places = torch.cat([torch.arange(length) for length in lengths])[None]
@@ -397,9 +449,8 @@ def keeps_documents_apart(code: CodeModel) -> bool:
 @torch.no_grad()
 def sees_later(code: CodeModel) -> bool:
     """Return True if a position's hidden state depends on later tokens: the model is no causal language model."""
-    ids_BS = torch.arange(3, 27)[None]
-    other_BS = ids_BS.clone()
-    other_BS[:, 16:] += 100
+    ids_BS = _ids(code, POSITIONS)
+    other_BS = torch.cat((ids_BS[:, :16], ids_BS[:, 16:].flip(1)), 1)
     one, other = (code.hidden(each)[:, :16] for each in (ids_BS, other_BS))
     return not torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * float(one.abs().max()))
 
@@ -526,7 +577,7 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
     seen: dict[int, str] = {}
     for name, parameter in code.model.named_parameters(remove_duplicate=False):
         other = seen.setdefault(id(parameter), name)
-        if other != name and not (code.tied and name.endswith((".weight",)) and parameter is code.head.weight):
+        if other != name and not (code.tied and name.endswith(".weight") and parameter is code.head.weight):
             raise UnknownCode(f"`{other}` and `{name}` of {code.title} are one parameter", "use another model")
     if code.embedding.embedding_dim != code.head.in_features:
         raise UnknownCode(f"the embedding of {code.title} is narrower than its layers", "use another model")
@@ -556,6 +607,9 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
                 "costs": {_name_of(format): costs[format][layers[0]] for format in FORMATS},
             }
         )
+    if (longest := _longest(code)) is not None and longest < POSITIONS:
+        message = f"{code.title} has a table of {longest} positions, and {POSITIONS} are needed to measure it"
+        raise UnknownCode(message, "use another model")
     tiny = small(config.to_dict(), code.model)
     if tiny is None:
         raise UnknownCode(
@@ -572,13 +626,17 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
     shapes = {**dict(code.model.named_parameters()), **dict(code.model.named_buffers())}
     if saved_ends := ends.keys() & dict(code.model.named_buffers()).keys():
         raise UnknownCode(f"{code.title} saves `{min(saved_ends)}`, which is not trained", "use another model")
+    for theirs in ends:
+        owner = code.model.get_submodule(theirs.rpartition(".")[0])
+        if code.layers in set(owner.modules()):
+            message = f"`{theirs}` of {code.title} is a parameter of the module around its layers"
+            raise UnknownCode(message, "use another model")
     return {
-        "format": DESCRIPTION,
         "class": cls.__name__,
         "digest": code_digest(cls),
         "dim": code.head.in_features,
         "vocab": code.head.out_features,
-        "tied": code.tied,
+        "tie_embeddings": code.tied,
         "layers": len(code.layers),
         "heads": (heads := _number(config, ("num_attention_heads", "num_heads"))),
         "kv_heads": _number(config, ("num_key_value_heads",), heads),

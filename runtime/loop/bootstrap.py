@@ -141,7 +141,7 @@ _PROBED = (((64, 512), (512, 64)), ((4, 64, 64), (4, 64, 64)), ((512, 512), (512
 @cache
 def _medium_is_exact() -> bool:
     """Return True if products under `medium` are as close to fp64 as under `highest`: once for a process, as its
-    processor stays. Changes what is in force."""
+    processor stays. The first call changes the precision in force, which the caller then sets."""
     generator = torch.Generator().manual_seed(0)
     drawn = [tuple(torch.randn(shape, generator=generator) for shape in pair) for pair in _PROBED]
     exact = [left.double() @ right.double() for left, right in drawn]

@@ -48,12 +48,14 @@ def build_model(
     chunk_bytes: int = 0,
     rows: int = 1,
     pointwise: dict[str, str] | None = None,
+    code: str = "",
 ) -> ModelParts:
     """Build the model on the meta device; `setup.weights` loads its values.
 
     attention: device type → kernel. stages: [first, last] layer of every stage. owners: the stages of each pipeline
     coordinate. z_loss, chunk_bytes: of a `Head` for logits. rows: per step, over which a router's losses are averaged.
     pointwise: device type → `plain` or `fused` norms, rotations and SwiGLU; None in older plans, where they are plain.
+    code: digest of the source of a model that transformers computes. Raises PlanMismatch if it has changed.
     """
     adapter = architecture.adapter
     axes = Axes(tasks=TaskRouting(tuple(adapter.tasks)) if isinstance(adapter, TaskAdapters) else None)
@@ -68,6 +70,8 @@ def build_model(
             )
             for span in spans(stages, owners[rank.coordinates["pp"]])
         )
+    for part in parts:
+        part.check_code(code)
     model = ModelParts(parts, axes)
     if pointwise is not None and pointwise[rank.device.type] == "fused":
         for module in model.modules():

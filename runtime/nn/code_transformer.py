@@ -6,7 +6,7 @@ the plan: layers by number, other modules by their path in the trunk.
 
 import copy
 from collections.abc import Callable, Iterator, Set
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -30,7 +30,7 @@ from xtrain.runtime.nn.transformer import StageSpan, Transformer
 
 
 class _CodeBlock(LayerBlock):
-    """A layer of transformers that can be recomputed: the base of a class made for each class of layers."""
+    """A layer of transformers that can be recomputed: a base of the classes that `_block_class` makes."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         compute = super().forward
@@ -39,10 +39,14 @@ class _CodeBlock(LayerBlock):
         return self.recompute(lambda *given: compute(*given, **kwargs), *args)
 
 
+@cache
+def _block_class(own: type[nn.Module]) -> type[nn.Module]:
+    return type(own.__name__, (_CodeBlock, own), {})
+
+
 def _as_block(layer: nn.Module, number: int) -> nn.Module:
     """Give a layer the class of a block, so that its parameters and submodules keep their names."""
-    own = type(layer)
-    layer.__class__ = type(own.__name__, (_CodeBlock, own), {})
+    layer.__class__ = _block_class(type(layer))
     layer.number = number  # type: ignore[assignment]
     layer.dropping = []  # type: ignore[assignment]
     for module in layer.modules():
@@ -74,9 +78,6 @@ class CodeTransformer(Transformer):
             raise EnvironmentFault("X529", f"{problem}; {problem.hint}") from problem
         if type(code.model).__name__ != described["class"]:
             raise PlanMismatch(f"transformers builds a {type(code.model).__name__}, not a {described['class']}")
-        if code_digest(type(code.model)) != described["digest"]:
-            message = f"transformers has other code of {described['class']} than when the plan was made; plan again"
-            raise PlanMismatch(message)
         self._code = (code,)  # in a tuple, so that it is no submodule
         self.embed_tokens = code.embedding
         self.layers = nn.ModuleDict({str(i): _as_block(layer, i) for i, layer in enumerate(code.layers)})
@@ -86,9 +87,7 @@ class CodeTransformer(Transformer):
         for path, module in _others(code):
             _put(self, path, module)
         code.model.eval()
-        if arch.head == "reward":
-            self.score = Linear(arch.dim, 1)
-        elif not arch.tie_embeddings:
+        if not arch.tie_embeddings:
             self.lm_head = code.head
             self.lm_head.__class__ = Linear
             put_on_head(self, arch, axes)
@@ -107,6 +106,11 @@ class CodeTransformer(Transformer):
     @property
     def code(self) -> CodeModel:
         return self._code[0]
+
+    def check_code(self, digest: str) -> None:
+        if code_digest(type(self.code.model)) != digest:
+            message = f"transformers has other code of {self.code.title} than when the plan was made; plan again"
+            raise PlanMismatch(message)
 
     def last_norm(self, x: Tensor) -> Tensor:
         """Return x, because the trunk ends with its norm."""
@@ -139,7 +143,7 @@ class CodeTransformer(Transformer):
     @property
     def _bias(self) -> Tensor | None:
         """The head's bias."""
-        return getattr(self, "lm_head", self.code.head).bias if self.arch.head == "vocabulary" else None
+        return getattr(self, "lm_head", self.code.head).bias
 
     def head_weight(self) -> Tensor:
         """Return the head's weight [V, D]; [V, D + 1] with its bias, which multiplies a column of ones."""
@@ -182,8 +186,8 @@ class CodeTransformer(Transformer):
     @torch.no_grad()
     def fill_buffers(self) -> None:
         """Compute the buffers that no checkpoint has, such as frequencies of rotary positions, in their own formats."""
-        super().fill_buffers()  # transformers leaves marked tensors alone
-        for tensor in (*self.parameters(), *self.buffers()):
+        super().fill_buffers()
+        for tensor in (*self.parameters(), *self.buffers()):  # transformers leaves marked tensors alone
             tensor._is_hf_initialized = True  # type: ignore[attr-defined]
         for module in self.modules():
             for name in module._non_persistent_buffers_set:

@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -32,16 +32,22 @@ class UnknownCode(Exception):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Import and use transformers without progress bars, advice or downloads."""
-    before = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_VERBOSITY")}
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    """Use transformers without advice and without downloads, also where huggingface_hub was imported before."""
+    constants = None
+    with suppress(ImportError):
+        from huggingface_hub import constants
+    offline = constants is not None and constants.HF_HUB_OFFLINE
+    if constants is not None:
+        constants.HF_HUB_OFFLINE = True
+    before = os.environ.get("TRANSFORMERS_VERBOSITY")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
+        if constants is not None:
+            constants.HF_HUB_OFFLINE = offline
+        if before is None:
+            del os.environ["TRANSFORMERS_VERBOSITY"]
 
 
 def config_of(content: Mapping[str, Any]) -> Any:
@@ -148,10 +154,11 @@ class CodeModel:
     @cached_property
     def layers_path(self) -> str:
         """Name of the list of layers, in the whole model."""
+        inside = set(self.trunk.modules())
         lists = {
             name: sum(p.numel() for p in module.parameters())
             for name, module in self.model.named_modules()
-            if isinstance(module, nn.ModuleList) and len(module) and module in set(self.trunk.modules())
+            if isinstance(module, nn.ModuleList) and len(module) and module in inside
         }
         if not lists:
             raise UnknownCode(f"{self.title} has no list of layers", "use another model")
@@ -172,7 +179,7 @@ class CodeModel:
         for name in (*(name for name, _ in self.model.named_parameters()), *buffers):
             if name == f"{embedding}.weight":
                 found[name] = f"{EMBEDDING}.weight"
-            elif name.startswith(f"{head}.") and name.rpartition(".")[0] == head:
+            elif name.rpartition(".")[0] == head:
                 found[name] = f"{HEAD}.{name.rpartition('.')[2]}"
             elif name.startswith(f"{self.layers_path}."):
                 found[name] = LAYERS + name.removeprefix(self.layers_path)

@@ -183,6 +183,9 @@ class Transformer(nn.Module):
         angles = dict.fromkeys(block.angles for block in self._blocks())
         return {key: None if key is None else Rotation.of(positions_BS, key, dtype) for key in angles}
 
+    def check_code(self, digest: str) -> None:
+        """Raise PlanMismatch if the code of the model has another digest; xtrain's own blocks have none."""
+
     def last_norm(self, x: Tensor) -> Tensor:
         """Return the head's input for the residual stream after the last block."""
         return self.norm(x)

@@ -132,6 +132,7 @@ def test_tensors_are_dense_sparse_or_of_16_bits() -> None:
     {"dense": b"", "dtype": 1, "shape": [1, 1, 1]},
     csr([2, 3], [0, 1], [2, 0], 2),
     csr([2, 3], [0, 2, 1], [2, 0], 2),
+    csr([3, 4], [0, 2**63 - 1, -2, 1], [0], 1),  # whose differences overflow
     csr([2, 3], [0, 1, 2], [3, 0], 2),
     csr([2, 3], [0, 1, 2], [-1, 0], 2),
     csr([2, 3], [0, 1, 2], [1], 2),

@@ -187,6 +187,8 @@ class ComparePane(SearchedPane[Any, Any]):
             return
         self._choosing = wanted
         self.add_class("choosing")
+        with self.prevent(Input.Changed):  # each list begins without a filter
+            self.query_one(Input).value = ""
         self._fill_list()
         keys = metric_keys(self._runs())
         listed = self.query_one(OptionList)
@@ -216,7 +218,9 @@ class ComparePane(SearchedPane[Any, Any]):
         """Move the cursor of a list, or scroll the settings."""
         listed = self.query_one(OptionList)
         if self._choosing:
-            listed.action_cursor_down() if by > 0 else listed.action_cursor_up()
+            page = abs(by) > 1
+            down, up = (f"action_{'page' if page else 'cursor'}_{way}" for way in ("down", "up"))
+            getattr(listed, down if by > 0 else up)()
         else:
             self._scroll = max(0, self._scroll + by)
             self._draw()

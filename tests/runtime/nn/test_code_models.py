@@ -12,6 +12,7 @@ from small_runs import SPEC, plan_of
 
 from xtrain.dsl.checking import model_code
 from xtrain.planner.load import plan_from_text
+from xtrain.runtime.inspect.trace import trace_plan
 from xtrain.runtime.nn.code_transformer import CodeTransformer
 from xtrain.runtime.sampling.text_generator import Prompts
 
@@ -88,10 +89,10 @@ def errors(model: str, more: str = "", world: int | None = None) -> list[tuple[s
 
 
 @pytest.mark.parametrize(("more", "code", "word"), [
-    ("parallel { tp 2 { } }", "X530", "splits its matrices"),
-    ("parallel { pp 2 { } }", "X530", "stages"),
-    ("parallel { cp 2 { } }", "X530", "attention over ranks"),
-    ("compile { }", "X530", "blocks that are compiled"),
+    ("parallel { tp 2 { } }", "X530", "tensor parallelism"),
+    ("parallel { pp 2 { } }", "X530", "pipeline parallelism"),
+    ("parallel { cp 2 { } }", "X530", "context parallelism"),
+    ("compile { }", "X530", "compilation"),
     ("activation none { tile_mlp = 2 }", "X418", "no layer of a block can be cut"),
     ("batch { neftune = 5.0 }", "X530", "noise on embeddings"),
 ])  # fmt: skip
@@ -183,3 +184,16 @@ def test_adapters_are_those_of_peft(kind: str, settings: str, tmp_path: Path):
     torch.testing.assert_close(ours, other, rtol=1e-9, atol=0)
     for name, parameter in own.items():
         torch.testing.assert_close(parameter.grad, wanted[its(name)].grad, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("kind", "mode", "limit"), [
+    ("olmo3", "none", 0.02), ("olmo3", "full", 0.06), ("gpt2", "none", 0.03), ("gpt2", "full", 0.06),
+    ("mamba", "none", 0.06),
+])  # fmt: skip
+def test_planned_memory_is_near_the_traced(kind: str, mode: str, limit: float, tmp_path: Path):
+    make(kind, tmp_path)
+    more = f"activation {mode} {{ }}\nlaunch {{ device = cpu }}" + (f"\n{SINGLE}" if kind == "mamba" else "")
+    plan = plan_of(f'"{tmp_path}" {{ }}', more=more)
+    (planned,) = plan.estimates.classes
+    (traced,) = trace_plan(plan)
+    assert planned.memory.total_bytes == pytest.approx(traced.memory.total_bytes, rel=limit)
