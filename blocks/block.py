@@ -112,7 +112,7 @@ class BlockPiece:
         return {name: shape for layer in self.layers() for name, shape in layer.buffers(arch).items()}
 
     def shared(self, arch: Architecture, rows: int, sequence: int, width: int) -> int:
-        """Return the bytes of tensors besides the angles that all layers of the model use together, for `rows` rows of
+        """Return the bytes of tensors, without the angles, that all layers of the model use together, for `rows` rows of
         `sequence` positions. width: bytes of a number in the compute format."""
         return sum(layer.shared(arch, rows, sequence, width) for layer in self.layers())
 

@@ -271,8 +271,8 @@ def _joined(ops: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _summed(recorded: Mapping[int, _Recorder]) -> dict[str, Any]:
-    """Return the operations of a layer as one: FLOPs, the bytes that it keeps, and what it needs besides in the forward
-    and in the backward."""
+    """Return the operations of a layer as one: FLOPs, the bytes that it keeps, and further bytes at the peaks of the
+    forward and the backward."""
     sums: dict[str, dict[int, float]] = {name: {} for name in ("flops", "kept", "out", "forward", "backward")}
     for s, trace in recorded.items():
         sizes = {number: size for op in trace.ops for number, (size, _) in op["new"].items()}
