@@ -112,8 +112,10 @@ class BlockPiece:
         return {name: shape for layer in self.layers() for name, shape in layer.buffers(arch).items()}
 
     def shared(self, arch: Architecture, rows: int, sequence: int, width: int) -> int:
-        """Return the bytes of tensors, without the angles, that all layers of the model use together, for `rows` rows of
-        `sequence` positions. width: bytes of a number in the compute format."""
+        """Return the bytes of tensors, without the angles, that all layers of the model use together.
+
+        rows, sequence: the rows of a microbatch and their positions. width: bytes of a number in the compute
+        format."""
         return sum(layer.shared(arch, rows, sequence, width) for layer in self.layers())
 
     def angles(self, arch: Architecture) -> RotaryAngles | None:

@@ -211,7 +211,7 @@ def test_shared_experts_are_counted_for_every_token():
 def test_a_plan_leaves_no_resolved_spec_in_memory(make_plan):
     def alive() -> int:
         gc.collect()
-        return sum(isinstance(each, Resolved) for each in gc.get_objects())
+        return sum(type(each) is Resolved for each in gc.get_objects())
 
     before = alive()
     make_plan(optimizer="optimizer muon { lr = 1e-3 }")
