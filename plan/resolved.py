@@ -90,13 +90,6 @@ def resolve_align(spec: Spec, ring: int) -> int:
     return (2 * ring if ring > 1 else 1) if isinstance(given, Auto) else given
 
 
-def resolve_reshard(parallel: Parallel, pp: int) -> bool:
-    """Return True to free gathered parameters after the forward. A pipeline keeps them: it runs other microbatches
-    between a block's forward and backward and would gather again for each."""
-    reshard = parallel.fsdp.reshard
-    return pp == 1 if isinstance(reshard, Auto) else reshard
-
-
 LARGEST_WHOLE_GRADIENTS = 2**30
 # Multiply-adds from which oneDNN's fp32 products are faster than MKL's, despite about 10 µs more per call.
 SMALL_PRODUCT = 4 * 2**20
@@ -348,8 +341,17 @@ class Resolved:
         return needs and self.stack.uses_fsdp
 
     @property
+    def sharded(self) -> bool:
+        """True if FSDP leaves a rank only a piece of some parameters; otherwise it only converts number formats."""
+        return self.dense_fsdp and (self.cuts.fsdp > 1 or (self.expert_fsdp and self.cuts.ep_fsdp > 1))
+
+    @property
     def reshard(self) -> bool:
-        return resolve_reshard(self.spec.parallel, self.size("pp"))
+        """True to free gathered parameters after the forward. A pipeline keeps them: it runs other microbatches between
+        a block's forward and backward and would gather again for each. Parameters that are not sharded are kept too:
+        freeing them would only convert them a second time."""
+        asked = self.spec.parallel.fsdp.reshard
+        return self.size("pp") == 1 and self.sharded if isinstance(asked, Auto) else asked
 
     @property
     def async_tp(self) -> bool:
@@ -366,8 +368,7 @@ class Resolved:
     def prefetch(self) -> bool:
         """True if each FSDP unit requests the parameters of the next one before it computes its forward."""
         asked = self.spec.parallel.fsdp.prefetch
-        gathers = self.dense_fsdp and (self.cuts.fsdp > 1 or (self.expert_fsdp and self.cuts.ep_fsdp > 1))
-        return gathers and (self.architecture.is_moe if isinstance(asked, Auto) else asked)
+        return self.sharded and (self.architecture.is_moe if isinstance(asked, Auto) else asked)
 
     @property
     def sync(self) -> str:
@@ -376,7 +377,8 @@ class Resolved:
         once = self.batch.accumulate == 1 or self.size("pp") > 1 or not self.dense_fsdp
         if asked != "auto" and not once:
             return asked
-        return "step" if once or self.whole_gradients <= LARGEST_WHOLE_GRADIENTS else "microbatch"
+        small = not self.sharded or self.whole_gradients <= LARGEST_WHOLE_GRADIENTS
+        return "step" if once or small else "microbatch"
 
     @property
     def whole_gradients(self) -> int:

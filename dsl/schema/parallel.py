@@ -116,13 +116,15 @@ class Fsdp:
         "format in which fsdp sums gradients; auto: the parameters' format", default="auto", role=Role.EXECUTION
     )
     reshard: bool | Auto = setting(
-        "free the gathered parameters of a block between forward and backward; auto: only without a pipeline",
+        "free the gathered parameters of a block between forward and backward; auto: if parameters are sharded, "
+        "without a pipeline",
         default=AUTO,
         role=Role.MESH,
     )
     sync: Literal["auto", "step", "microbatch"] = setting(
         "when gradients are reduced: once per step, unsharded until then, or after every microbatch; auto: "
-        "microbatch if a step has several, none is in a pipeline, and whole gradients exceed 1 GiB",
+        "microbatch if a step has several, none is in a pipeline, parameters are sharded, and whole gradients exceed "
+        "1 GiB",
         default="auto",
         role=Role.MESH,
     )

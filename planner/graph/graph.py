@@ -30,6 +30,14 @@ from xtrain.planner.graph.timeline import ActionNodes, Schedule, alert_args, ale
 from xtrain.text.units import amount_in_epochs, count_text, plural
 
 ROOT = "setup.bootstrap"
+# Settings of torch's CUDA allocator: a segment grows by mapping further pages, so freed memory serves tensors of any
+# size. Without it fragmentation decides whether a run fits that fills a device.
+ALLOCATOR: Final = "expandable_segments:True"
+# Steps between collections of garbage. Collections that start by themselves would stop one rank after the other, and
+# all others wait for it; torchtitan has the same interval.
+COLLECT_STEPS: Final = 50
+# Environment of NCCL: its kernels start before waiting kernels of the computation, which would otherwise delay them.
+NCCL: Final = {"TORCH_NCCL_HIGH_PRIORITY": "1"}
 
 
 @frozen
@@ -84,7 +92,7 @@ def build_graph(resolved: Resolved, schedule: Schedule, estimates: Estimates) ->
 @resumes(
     "setup.bootstrap",
     "seed axes lazily",
-    harmless="stop_deadline_seconds=launch.stop_deadline",
+    harmless="stop_deadline_seconds=launch.stop_deadline cuda=launch.device",
     device=rounds("launch.device", "another kind of device computes"),
     threads=rounds("launch.threads", ORDER),
     **dict.fromkeys(("matmul", "small_products"), rounds("precision.matmul", "fp32 products are computed differently")),
@@ -111,6 +119,12 @@ def add_bootstrap(graph: Builder, resolved: Resolved) -> None:
     device = "cuda if available, else cpu" if args["device"] == "auto" else args["device"]
     does = f"{plural(mesh.world_size, 'rank')} on {plural(resolved.layout.nodes, 'node')}{groups}, {device}, "
     does += f"seed {args['seed']}{lazily}{small}"
+    if args["device"] != "cpu":
+        args["cuda"] = {"allocator": ALLOCATOR, "collect_steps": COLLECT_STEPS}
+        does += f"; on cuda memory segments grow, and Python's garbage is collected every {COLLECT_STEPS} steps"
+        if mesh.world_size > 1:
+            args["cuda"]["nccl"] = NCCL
+            does += ", and collectives have priority over computation"
     graph.add("setup", ROOT, does, args=args, axes=resolved.wide(*AXES))
 
 

@@ -185,8 +185,9 @@ def _parallel_choices(resolved: Resolved) -> dict[str, tuple[Any, str]]:
         found["collate"] = (chain, why)
     if spec.parallel.fsdp.sync == "auto" and resolved.dense_fsdp:
         found["parallel.fsdp.sync"] = (resolved.sync, _why_sync(resolved))
-    if pp > 1 and isinstance(spec.parallel.fsdp.reshard, Auto):
-        found["parallel.fsdp.reshard"] = (False, "a pipeline uses a block once for each microbatch")
+    if resolved.dense_fsdp and not resolved.reshard and isinstance(spec.parallel.fsdp.reshard, Auto):
+        why = "a pipeline uses a block once for each microbatch" if pp > 1 else NOTHING_SHARDED
+        found["parallel.fsdp.reshard"] = (False, why)
     if spec.activation.mode == "selective" and isinstance(spec.activation.save, Auto):
         found["activation.save"] = (
             resolve_save(resolved),
@@ -203,11 +204,16 @@ def _parallel_choices(resolved: Resolved) -> dict[str, tuple[Any, str]]:
     return found
 
 
+NOTHING_SHARDED: Final = "no rank has only a piece of a parameter"
+
+
 def _why_sync(resolved: Resolved) -> str:
     if resolved.size("pp") > 1:
         return "the schedule of a pipeline sums once a step"
     if resolved.batch.accumulate == 1:
         return "a step has one microbatch"
+    if not resolved.sharded:
+        return NOTHING_SHARDED
     whole = bytes_text(resolved.whole_gradients)
     return (
         f"{whole} of whole gradients {'are cheap to keep' if resolved.sync == 'step' else 'would be kept until then'}"

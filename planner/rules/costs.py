@@ -16,16 +16,18 @@ from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.plan.architecture import Architecture
 from xtrain.plan.estimates import Estimates, Hardware, Remedy
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.graph import obeying_launchers, restarts_of
-from xtrain.plan.mesh import largest_divisor
+from xtrain.plan.mesh import device_kind, largest_divisor
+from xtrain.plan.pipeline import ZERO_BUBBLE
 from xtrain.plan.plan import Plan
 from xtrain.plan.resolved import Resolved
 from xtrain.plan.views import TIGHT
 from xtrain.planner.costs.estimates import waiting
 from xtrain.planner.costs.run import goodput_of
-from xtrain.text.units import amount_text, bytes_text, count_text, plural, seconds_text
+from xtrain.text.units import BYTES, amount_text, bytes_text, count_text, plural, seconds_text
 
 Judge = Callable[[Spec], Estimates | None]  # None: that spec has no plan
 
@@ -172,6 +174,7 @@ def check_costs(
     judge: estimates a changed spec on the same number of ranks.
     """
     _check_nodes(resolved, found)
+    _check_speed(resolved, cluster, estimates, found)
     if not CLUSTERS[cluster.preset].known:
         return estimates  # there are no limits to compare the estimates with
     estimates = _check_memory(resolved, cluster, estimates, found, judge)
@@ -179,6 +182,55 @@ def check_costs(
     _check_need(resolved, cluster, estimates, found, judge)
     _check_stuck(resolved, estimates, found)
     return estimates
+
+
+# Bytes that pointwise operations of a block move more as separate kernels than compiled, forward and backward, per byte
+# of the values of its layers: 0.75 MB a token for 139 KB of an 8 B model, counted (docs/performance.md).
+SEPARATE: Final = 5.4
+WORTH_COMPILING: Final = 0.02  # share of a step
+# Bandwidth that pointwise kernels reach, of the data sheet's.
+REACHED: Final = 0.83
+
+
+@checks("cuda.compute cuda.compile", reads="*")
+def _check_speed(resolved: Resolved, cluster: Hardware, estimates: Estimates, found: Findings) -> None:
+    """Check that the defaults of number formats and of compilation do not decide the speed on GPUs."""
+    spec, arch = resolved.spec, resolved.architecture
+    if device_kind(spec) != "cuda":
+        return
+    chosen = spec.precision.compute != "auto" or spec.precision.matmul != "auto"
+    sheet = CLUSTERS[cluster.preset].sheet
+    factor = None if sheet is None else sheet.flops["bf16"] / sheet.flops["fp32"]
+    if resolved.formats.compute != "fp32" or chosen:
+        found.passed("cuda.compute", f"the model computes in {resolved.formats.compute}")
+    else:
+        slower = f"{factor:.0f} times on {cluster.preset}" if factor else "10 to 30 times, depending on the GPU,"
+        message = f"the model computes in fp32, the default, whose matrix products are {slower} slower than in bf16"
+        hint = "use precision { compute = bf16 }, or write compute = fp32"
+        found.warn("cuda.compute", "W427", "precision", message, hint)
+    origin = spec.origins.get("compile.mode")
+    written = origin is not None and origin.kind != "default"
+    splits = spec.parallel.pp.schedule in ZERO_BUBBLE and resolved.size("pp") > 1
+    if spec.compile.mode != "none" or written or "code" in arch.own or splits:
+        found.passed("cuda.compile", f"compile.mode is {spec.compile.mode}")
+        return
+    message = "blocks are not compiled, the default: their pointwise operations are kernels of their own"
+    if sheet is not None and sheet.bandwidth is not None and estimates.times is not None:
+        per_token = BYTES[resolved.formats.compute] * SEPARATE * arch.layers * _widths(arch) / resolved.size("tp")
+        share = resolved.size("pp") * resolved.context
+        tokens = resolved.batch.accumulate * resolved.batch.micro * resolved.batch.sequence / share
+        lost = per_token * tokens / (REACHED * sheet.bandwidth) / estimates.times.computing
+        if lost < WORTH_COMPILING:
+            found.passed("cuda.compile", f"compiled blocks would save about {lost:.1%} of a step")
+            return
+        message += f", which costs about {lost:.0%} of the time of a step"
+    found.warn("cuda.compile", "W428", "compile", message, "use compile { mode = default }, or write mode = none")
+
+
+def _widths(arch: Architecture) -> int:
+    """Return the numbers of a token in the layers of a block that compilation fuses; experts are not part of them."""
+    heads = (arch.heads + arch.kv_heads) * arch.head_dim
+    return 4 * arch.dim + 2 * heads + (0 if arch.is_moe else 3 * arch.ffn)
 
 
 @checks("failures.restarts", reads="*")

@@ -19,7 +19,8 @@ from xtrain.runtime.base.errors import StorageFailed
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Rank
 
-SHARD = "shard"
+# Mesh axes over which FSDP cuts dense parameters, and experts.
+SHARD, EXPERT_SHARD = "shard", "ep_fsdp"
 
 
 @define(eq=False)
@@ -49,7 +50,7 @@ class Meshes:
 
     @cached_property
     def expert_fsdp(self) -> DeviceMesh:
-        return _some(self.experts, ("ep_replicate", "ep_fsdp"))
+        return _some(self.experts, ("ep_replicate", EXPERT_SHARD))
 
 
 @op("setup.mesh", gives="meshes")
@@ -92,7 +93,7 @@ def _dense(mesh: Mesh, shard_axes: list[str], rank: Rank) -> DeviceMesh:
 
 def _experts(mesh: Mesh, rank: Rank) -> DeviceMesh:
     extents = {axis.name: axis.size for axis in mesh.expert_axes}
-    return _mesh(extents, torch.arange(mesh.world_size), "ep_fsdp", rank)
+    return _mesh(extents, torch.arange(mesh.world_size), EXPERT_SHARD, rank)
 
 
 def _mesh(extents: dict[str, int], ranks: torch.Tensor, always: str, rank: Rank) -> DeviceMesh:

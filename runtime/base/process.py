@@ -5,13 +5,15 @@ group of its own, which may end and be restarted while other groups train.
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
 import socket
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +40,29 @@ def die_with_launcher(launcher: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
         if os.getppid() != launcher:
             exit_process(1)  # the launcher died before the kernel was asked
+
+
+@contextmanager
+def collected_garbage(steps: int | None) -> Iterator[Callable[[int], None]]:
+    """Collect garbage only after every `steps` steps inside the block; None: whenever Python does.
+
+    Yields the function to call after each step, with its number. Objects that exist before are never looked at again.
+    """
+    if steps is None or not gc.isenabled():
+        yield lambda step: None
+        return
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield lambda step: _collect() if step % steps == 0 else None
+    finally:
+        gc.unfreeze()
+        gc.enable()
+
+
+def _collect() -> None:
+    gc.collect(1)  # of objects that are new since the last time
 
 
 FILE: Final = "TORCHELASTIC_ERROR_FILE"

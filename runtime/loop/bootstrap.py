@@ -3,6 +3,7 @@
 import os
 from datetime import timedelta
 from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,11 +13,13 @@ from torch.distributed.rendezvous import rendezvous
 from xtrain.plan.plan import Mesh, Plan
 from xtrain.records.training_events import DeviceEvent
 from xtrain.runtime.base import device as streams
+from xtrain.runtime.base.device import peak_flops
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.process import ReplicaGroup
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.loop.preflight import check_device, check_world
+from xtrain.runtime.nn.build import compute_format
 from xtrain.runtime.observe.records import Records
 from xtrain.runtime.observe.stopping import StopRequests
 
@@ -37,12 +40,14 @@ def bootstrap(
     stop_deadline_seconds: float,
     small_products: bool = False,
     lazily: bool = False,
+    cuda: dict[str, Any] | None = None,
     store: Store | None = None,
     replica: ReplicaGroup | None = None,
 ) -> Rank:
     """Join the process group described by RANK, WORLD_SIZE and LOCAL_RANK; without them run alone.
 
-    small_products: see `set_matmul`. lazily: gloo ranks connect on first use. store: the store of this start; None:
+    small_products: see `set_matmul`. lazily: gloo ranks connect on first use. cuda: settings for a CUDA device:
+    `allocator`, `nccl` (environment), and `collect_steps` of the training loop. store: the store of this start; None:
     take the address from the environment. replica: this rank's replica group, of several.
 
     Raises EnvironmentFault if the world size differs from the plan or the device is missing.
@@ -54,6 +59,11 @@ def bootstrap(
     local = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = choose_device(device, local)
     check_device(plan, chosen.type)
+    if cuda is not None and chosen.type == "cuda":
+        torch._C._accelerator_setAllocatorSettings(cuda["allocator"])  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        os.environ.update(cuda.get("nccl", {}))  # read when a process group is created
+    if device == "auto" and matmul == "auto":
+        _warn_of_fp32(plan, chosen, records)
     use_threads(threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     in_force = set_matmul(matmul, chosen, small_products=small_products)
     count, version = torch.get_num_threads(), str(torch.__version__)
@@ -102,6 +112,16 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def _warn_of_fp32(plan: Plan, device: torch.device, records: Records) -> None:
+    """Warn of fp32 products on a GPU that the plan did not know of."""
+    rates = peak_flops(device, "fp32"), peak_flops(device, "bf16")
+    if device.type != "cuda" or compute_format(plan) != "fp32":
+        return
+    slower = f"{rates[1] / rates[0]:.0f} times" if rates[0] and rates[1] else "10 to 30 times"
+    message = f"the model computes in fp32, whose matrix products are about {slower} slower than in bf16 on this GPU; "
+    records.warn(f"{message}use precision {{ compute = bf16 }}", step=0, code="W427")
 
 
 def _own_store() -> Store:

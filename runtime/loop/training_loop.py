@@ -1,6 +1,7 @@
 """Training loop: steps as flat lists of calls, the ticks that are due after each, and skipped steps."""
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 from attrs import define, evolve
@@ -12,7 +13,7 @@ from xtrain.records.events import SignalEvent, StopEvent
 from xtrain.records.names import EndStatus
 from xtrain.records.training_events import EstimateEvent, NonFiniteEvent, SkippedEvent
 from xtrain.runtime.base import files as durable
-from xtrain.runtime.base.process import first_step
+from xtrain.runtime.base.process import collected_garbage, first_step
 from xtrain.runtime.base.state import Clocks, Progress
 from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.loop.alerts import AlertActions, informs
@@ -96,6 +97,13 @@ class TrainingLoop:
     def run(self) -> str:
         """Train until the end of the run or a stop; return `done`, `stopped`, `interrupted`, or `complete` if nothing
         was left to do."""
+        cuda = self.plan.node("setup.bootstrap").args.get("cuda")
+        if self.nodes.resources["rank"].device.type != "cuda":
+            cuda = None
+        with collected_garbage(None if cuda is None else cuda["collect_steps"]) as collect:
+            return self._train(collect)
+
+    def _train(self, collect: Callable[[int], None]) -> str:
         feed: Feed = self.nodes.resources["feed"]
         window: Window = self.nodes.resources["window"]
         begun = begun_from(self.plan, self.nodes.resources["begun"].start)
@@ -199,6 +207,7 @@ class TrainingLoop:
             for call in nodes_due(due).values():
                 call(step)
             step.taken.clear()
+            collect(self.progress.step)
             for tick in due:
                 if tick.tick.stop:
                     self._note_stop("tick", f"every {tick.tick.period} … stop")

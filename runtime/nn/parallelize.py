@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from xtrain.plan.mesh import DIMENSION
 from xtrain.runtime.base.collectives import to_heads, to_positions
 from xtrain.runtime.base.errors import EnvironmentFault
-from xtrain.runtime.base.mesh import Meshes
+from xtrain.runtime.base.mesh import EXPERT_SHARD, SHARD, Meshes
 from xtrain.runtime.base.ops import PlanMismatch, op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.nn.attention import AttentionKernel, AttentionModule
@@ -266,6 +266,16 @@ def _in_order(part: Transformer) -> list[tuple[FSDPModule, bool]]:
             units.append((block, False))
             units += [(unit, block.recompute is not None) for unit in block.modules() if isinstance(unit, Experts)]
     return [(unit, again) for unit, again in units if isinstance(unit, FSDPModule)]
+
+
+def is_sharded(model: ModelParts) -> bool:
+    """Return True if this rank has only a piece of some parameter that FSDP manages."""
+    meshes = (parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor))
+    return any(
+        name in (SHARD, EXPERT_SHARD) and mesh.size(axis) > 1
+        for mesh in meshes
+        for axis, name in enumerate(mesh.mesh_dim_names or ())
+    )
 
 
 def reshard(model: ModelParts) -> None:

@@ -26,7 +26,7 @@ from xtrain.runtime.feed.collate import CollateChain, decode_outline, encode_out
 from xtrain.runtime.feed.microbatch import Microbatch
 from xtrain.runtime.nn.batch import ModelBatch
 from xtrain.runtime.nn.build import DTYPES, compute_format
-from xtrain.runtime.nn.parallelize import reshard
+from xtrain.runtime.nn.parallelize import is_sharded, reshard
 from xtrain.runtime.nn.transformer import ModelParts
 
 
@@ -50,10 +50,13 @@ class WrappedModel:
     def of(cls, model: ModelParts) -> "WrappedModel":
         """Return a model without wrapper: its FSDP units, if any, sum gradients themselves."""
         whole = model.whole
+        pieces = is_sharded(model)
 
         def sync_gradients(on: bool) -> None:
             if isinstance(whole, FSDPModule):
                 whole.set_requires_gradient_sync(on)
+                if not pieces:  # converted once a step, not once a microbatch
+                    whole.set_reshard_after_backward(on)
 
         return cls(forward=whole, sync_gradients=sync_gradients)
 
