@@ -17,8 +17,8 @@ from xtrain.regular_files import reason_of
 from xtrain.text.printing import harmless, safe_output
 
 VERBS = (
-    "init", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "launch", "runs", "sweep", "serve", "find-lr",
-    "fit-law", "watch", "control", "data", "checkpoint", "generate", "export", "merge", "docs", "schema",
+    "init", "import", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "launch", "runs", "sweep", "serve",
+    "find-lr", "fit-law", "watch", "control", "data", "checkpoint", "generate", "export", "merge", "docs", "schema",
     "explain", "completion",
 )  # fmt: skip
 # Errors of the file or disk that receives a command's output.

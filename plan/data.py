@@ -9,7 +9,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from xtrain.dsl.schema.component import UserComponent
-from xtrain.dsl.schema.data import Dataset
+from xtrain.dsl.schema.data import Dataset, is_template_text
 from xtrain.dsl.schema.data_components import (
     KINDS,
     LINKS,
@@ -190,7 +190,8 @@ def reads(dataset: Dataset) -> dict[str, Any]:
     beside = _beside(dataset)
     if dataset.tokens is not None:
         return {"form": "tokens", "tokens": dataset.tokens, **beside}
-    template: dict[str, Any] = {"template": "auto" if dataset.template is AUTO else portable(str(dataset.template))}
+    given = "auto" if dataset.template is AUTO else str(dataset.template)
+    template: dict[str, Any] = {"template": given if is_template_text(given) else portable(given)}
     template |= {name: getattr(dataset, name) for name in of_templates(dataset)}
     if dataset.has_pairs:
         fields = {"prompt": dataset.prompt, "chosen": dataset.chosen, "rejected": dataset.rejected}
@@ -266,6 +267,7 @@ def _content_text(reads: dict[str, Any]) -> str:
         case "tokens":
             return f"token ids in `{reads['tokens']}`"
     template = "the tokenizer's template" if reads["template"] == "auto" else f"template {reads['template']}"
+    template = "the template of the spec" if is_template_text(reads["template"]) else template
     if given := reads.get("template_arguments"):
         template += f" with {', '.join(f'{name} = {json.dumps(value)}' for name, value in sorted(given.items()))}"
     if "lost" in reads:

@@ -237,8 +237,8 @@ _CONVERTED: Final[dict[str, tuple[str, Conversion, str]]] = {
     "assistant_only_loss": ("train_on", _words({True: "assistant", False: "all"}), "`assistant` or `all`"),
     "train_on_inputs train_on_prompt": ("train_on", _words({False: "assistant", True: "all"}), "`assistant` or `all`"),
     "mask_history": ("train_on", _words({True: "last", False: "assistant"}), "`last` or `assistant`"),
-    "use_rslora": ("scaling", _words({True: "rslora", False: "standard"}), "`rslora` or `standard`"),
-    "init_lora_weights": (
+    "use_rslora peft_use_rslora": ("scaling", _words({True: "rslora", False: "standard"}), "`rslora` or `standard`"),
+    "init_lora_weights peft_init_lora_weights": (
         "init", _words({True: "default", "gaussian": "gaussian", "orthogonal": "orthogonal", "pissa": "pissa"}),
         "`default`, `gaussian`, `orthogonal` or `pissa`",
     ),
@@ -246,7 +246,7 @@ _CONVERTED: Final[dict[str, tuple[str, Conversion, str]]] = {
         "targets", _targets, 'a list of parts of names; `["all_linear"]` means all linear layers',
     ),
     "lora_target_linear": ("targets", _words({True: '["all_linear"]'}), "`true` is `targets = [\"all_linear\"]`"),
-    "layers_to_transform": ("layers", _numbered, "numbers in quotes, or a range: `[\"0-3\"]`"),
+    "layers_to_transform peft_layers_to_transform": ("layers", _numbered, "numbers in quotes, or a range: `[\"0-3\"]`"),
 }  # fmt: skip
 
 _AMBIGUOUS: Final = {

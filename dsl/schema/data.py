@@ -22,6 +22,12 @@ from xtrain.dsl.schema.setting import (
 )
 from xtrain.dsl.values import Quantity
 
+
+def is_template_text(template: str) -> bool:
+    """Return True if a `template` is itself the text of a Jinja template, not a name or a path."""
+    return "{{" in template or "{%" in template
+
+
 # Built-in conversation templates → the texts that delimit turns.
 TEMPLATES = {
     "chatml": ("<|im_start|>", "<|im_end|>"),
@@ -149,7 +155,8 @@ class Dataset:
         default="auto",
     )
     template: str | Auto = setting(
-        "chat template: `chatml`, `llama3`, `plain`, or the path of a Jinja template; auto: the tokenizer's template",
+        "chat template: `chatml`, `llama3`, `plain`, the path of a Jinja template, or its text; auto: the tokenizer's "
+        "template",
         default=AUTO,
         check=file_path,
         example='"chatml"',

@@ -13,7 +13,7 @@ from xtrain.contracts.component import planned
 from xtrain.contracts.data import PlannedSource
 from xtrain.dsl.diagnostics.suggest import did_you_mean, renamed
 from xtrain.dsl.schema.actions import Action
-from xtrain.dsl.schema.data import TEMPLATES, Dataset
+from xtrain.dsl.schema.data import TEMPLATES, Dataset, is_template_text
 from xtrain.dsl.schema.data_components import SOURCES, row_link, tokenizer_kind
 from xtrain.dsl.schema.losses import WEIGHTS
 from xtrain.dsl.schema.setting import AUTO
@@ -339,12 +339,14 @@ class TemplateUse:
     arguments: tuple[str, ...] = ()
 
     def check(self, template: str | None, tokenizer: str, found: Findings) -> None:
-        """Check that a template is built in, is a file, or belongs to the tokenizer (None)."""
+        """Check that a template is built in, is a text or a file, or belongs to the tokenizer (None)."""
         known = ", ".join(TEMPLATES)
         if template is None:
             self._check_own(tokenizer, found)
         elif template in TEMPLATES:
             self._report(template, f"template {template}", TEMPLATES[template], tokenizer, found, "")
+        elif is_template_text(template):
+            self._report("template of the spec", "template of the spec", markers(template), tokenizer, found, template)
         elif os.path.isfile(template):  # noqa: PTH113 (any text is a name to it)
             text = Path(template).read_text(encoding="utf-8", errors="replace") if os.access(template, os.R_OK) else ""
             self._report(template, f"template {template}", markers(text), tokenizer, found, text)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from xtrain.dsl.schema.data import TEMPLATES
+from xtrain.dsl.schema.data import TEMPLATES, is_template_text
 from xtrain.dsl.schema.data_components import SOURCES, tokenizer_kind
 from xtrain.plan.data import own_modules
 from xtrain.plan.plan import Plan
@@ -233,7 +233,7 @@ def _source(source: Any, folder: Path) -> Any:
 
 
 def _place(path: str, folder: Path) -> str:
-    return path if path in _BUILT_IN else str((folder / path).resolve())
+    return path if path in _BUILT_IN or is_template_text(path) else str((folder / path).resolve())
 
 
 def _newest(directory: Path) -> list[Path]:

@@ -22,6 +22,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from xtrain.dsl.schema.data import is_template_text
 from xtrain.plan.data import markers
 from xtrain.regular_files import read_regular
 from xtrain.runtime.base.data_errors import DataError
@@ -419,7 +420,7 @@ def _placed(runs: tuple[Run, ...]) -> tuple[list[SourceSegment], list[tuple[int,
 
 
 def load_template(name: str, tokenizer: TextTokenizer, base: Path, arguments: Arguments = ()) -> ChatTemplate:
-    """Load a template: `auto` (the tokenizer's own), a name in TEMPLATES, or a file relative to `base`.
+    """Load a template: `auto` (the tokenizer's own), a name in TEMPLATES, a file relative to `base`, or its text.
 
     arguments: further values for the template. Raises DataError if there is no such template, it is no Jinja template,
     or it does not read an argument.
@@ -431,6 +432,8 @@ def load_template(name: str, tokenizer: TextTokenizer, base: Path, arguments: Ar
             raise DataError(f"tokenizer `{tokenizer.name}` has no chat template", remedy=remedy)
     elif name in TEMPLATES:
         text, origin = TEMPLATES[name], f"chat template {name}"
+    elif is_template_text(name):
+        text, origin = name, "chat template of the spec"
     else:
         path = base / name
         try:

@@ -1,0 +1,3 @@
+"""Formats of configurations that `xtrain import` reads, one file each."""
+
+DEFAULT = "axolotl"

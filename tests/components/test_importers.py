@@ -1,0 +1,322 @@
+"""Configurations of other trainers: what becomes of each key, files that cannot be read, and exit codes."""
+
+import json
+
+import pytest
+
+from tests.support.commands import xtrain
+from xtrain.dsl.diagnostics.diagnostic import SourceText
+from xtrain.dsl.importing.config_file import read_config
+from xtrain.dsl.importing.draft import Fate
+from xtrain.dsl.importing.importer import IMPORTERS, candidates
+from xtrain.dsl.syntax.format import format_source
+from xtrain.planner.load import plan_from_text
+
+AXOLOTL = """\
+base_model: models/own
+sequence_len: 256
+learning_rate: 1e-3
+datasets:
+  - path: data/a.jsonl
+    type: chat_template
+"""
+ABSENT = {"X520", "X505", "W505", "W501"}  # the folder of the model is not there
+
+
+def imported(folder, text, name="c.yml", kind=None):
+    """Return the draft and the formatted spec of a configuration."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    config = read_config(path)
+    found = candidates(config)
+    assert kind is None or found == [kind]
+    draft = IMPORTERS[kind or found[0]]().imported(config)
+    return draft, format_source(SourceText("c.xtrain", draft.spec()))
+
+
+def fates(draft):
+    return {account.key: account.fate for account in draft.accounts()}
+
+
+def lines_of(spec):
+    """The lines of a spec without their comments, those of its list of keys left out."""
+    return [line.partition("  #")[0].strip() for line in spec.splitlines() if not line.startswith("#")]
+
+
+def has_no_mistake(spec):
+    return {error.code for error in plan_from_text(spec, "c.xtrain").diagnostics.errors} <= ABSENT
+
+
+def without(text, keys):
+    """A configuration without the lines of some keys, so that a row can give them."""
+    kept, drops = "", False
+    for line in text.splitlines():
+        drops = drops if line.startswith((" ", "-")) else line.partition(":")[0] in keys
+        kept += "" if drops else f"{line}\n"
+    return kept
+
+
+def check_row(folder, base, kind, text, lines, name="c.yml"):
+    """Every key of the row has a place, the spec has the lines (those with `!` it lacks) and no mistake."""
+    keys = {line.partition(":")[0] for line in text.splitlines() if not line.startswith((" ", "-"))}
+    draft, spec = imported(folder, without(base, keys) + text + "\n", name, kind)
+    assert Fate.MISSING not in fates(draft).values()
+    written = lines_of(spec)
+    for line in lines:
+        assert (line.removeprefix("!") in written) is not line.startswith("!"), (line, spec)
+    assert has_no_mistake(spec)
+
+
+CHAT = "datasets:\n  - path: a.jsonl\n    type: chat_template"
+AXOLOTL_ROWS = [
+    # length
+    ("num_epochs: 2", ["budget = 2 epochs"]),
+    ("num_epochs: 0.5", ["budget = 0.5 epochs"]),
+    ("max_steps: 100\nnum_epochs: 2", ["budget = 100 steps"]),
+    ("seed: 7", ["seed = 7"]),
+    ("output_dir: out", ["seed = 42"]),
+    # batch
+    ("micro_batch_size: 2\ngradient_accumulation_steps: 4", ["micro = 2", "accumulate = 4"]),
+    ("micro_batch_size: 2\nbatch_size: 16", ["micro = 2", "accumulate = 8"]),
+    ("micro_batch_size: 2\nbatch_size: 16\ngradient_accumulation_steps: 3", ["accumulate = 3"]),
+    ("sample_packing: true", ["collate = to_tensor -> flatten -> shift_tokens -> pack(multipack)"]),
+    ("sample_packing: false", ["collate = to_tensor -> flatten -> shift_tokens -> pack(single)"]),
+    ("excess_length_strategy: truncate", ["oversized = truncate"]),
+    ("excess_length_strategy: raise", ["oversized = error"]),
+    ("neftune_noise_alpha: 5", ["neftune = 5"]),
+    # optimizer: defaults that differ are written
+    ("optimizer: adamw_torch", ["optimizer adamw {", "weight_decay = 0", "betas = [0.9, 0.999]", "!eps = 1e-08"]),
+    ("optimizer: adamw_bnb_8bit", ["optimizer adamw8bit {"]),
+    ("optimizer: lion_32bit\nweight_decay: 0.1", ["optimizer lion {", "weight_decay = 0.1"]),
+    ("optimizer: sgd", ["optimizer sgd {", "momentum = 0"]),
+    ("weight_decay: 0.01", ["weight_decay = 0.01", "group embed_tokens {"]),
+    ("adam_beta2: 0.95\nadam_epsilon: 1e-6", ["!betas = [0.9, 0.95]", "eps = 1e-06"]),
+    ("max_grad_norm: 0.5", ["clip = 0.5"]),
+    ("max_grad_norm: 0", ["clip = none"]),
+    # schedule
+    ("warmup_ratio: 0.03", ["warmup = 3%"]),
+    ("warmup_steps: 20", ["warmup = 20 steps"]),
+    ("warmup_steps: 1", ["warmup = 2 steps"]),  # as it computes
+    ("max_steps: 200\nwarmup_ratio: 0.05", ["warmup = 10 steps"]),
+    ("max_steps: 10000", ["warmup = 100 steps"]),  # 3 %, at most 100
+    ("lr_scheduler: constant\nwarmup_steps: 9", ["scheduler constant"]),
+    ("lr_scheduler: constant_with_warmup\nwarmup_steps: 9", ["scheduler constant {", "warmup = 9 steps"]),
+    ("lr_scheduler: linear\nwarmup_steps: 0", ["scheduler linear"]),
+    ("cosine_min_lr_ratio: 0.1", ["floor = 10%"]),
+    # precision
+    ("bf16: true", ["params = bf16"]),
+    ("bf16: true\nadapter: lora", ["compute = bf16", "!params = bf16"]),
+    ("bf16: auto\nfsdp_config:\n  offload_params: true", ["compute = bf16", "!params = bf16"]),
+    ("bf16: false", ["compute = fp32"]),
+    ("tf32: true", ["matmul = high"]),
+    ("gradient_checkpointing: true", ["activation full"]),
+    ("tiled_mlp: true", ["tile_mlp = auto"]),
+    ("torch_compile: true", ["compile {}"]),
+    # adapter
+    ("adapter: lora\nlora_r: 8\nlora_alpha: 32\nlora_dropout: 0.05", ["rank = 8", "alpha = 32", "dropout = 0.05"]),
+    ("adapter: lora\nlora_target_modules: [q_proj, v_proj]", ['targets = ["q_proj", "v_proj"]']),
+    ("adapter: lora\nlora_target_modules: model.layers.[\\d]+.(mlp|self_attn).(up|q)_proj",
+     ['targets = ["up_proj", "q_proj"]']),
+    ("adapter: lora\npeft_use_rslora: true", ["scaling = rslora"]),
+    ("adapter: lora\npeft_use_dora: true", ["dora = true"]),
+    ("adapter: qlora\nload_in_4bit: true", ["base nf4"]),
+    ("adapter: lora\nload_in_8bit: true", ["base int8"]),
+    # data
+    ("datasets:\n  - path: org/name\n    type: chat_template\n    split: train[:10%]",
+     ['source = huggingface("org/name", split = "train[:10%]")', 'messages = "messages"']),
+    ("datasets:\n  - path: d\n    ds_type: json\n    data_files: [a.jsonl, b.jsonl]\n"
+     "    type: completion\n    field: body",
+     ['source = jsonl("a.jsonl", "b.jsonl")', 'text = "body"', "oversized = split"]),
+    ("datasets:\n  - path: a.jsonl\n    type: alpaca",
+     ['prompt = "instruction"', 'response = "output"', 'system = "input"']),
+    ("datasets:\n  - path: a.jsonl\n    type: alpaca\ntrain_on_inputs: true", ["train_on = all"]),
+    (f"{CHAT}\n    roles_to_train: []", ["train_on = last"]),
+    (f"{CHAT}\n    field_messages: conversations\n"
+     "    message_property_mappings:\n      role: from\n      content: value", ['messages = "conversations"']),
+    (f"{CHAT}\n    message_field_training: train", ['message_train = "train"']),
+    (f"{CHAT}\n  - path: b.jsonl\n    type: chat_template",
+     ["a = 1 epoch", "b = 1 epoch"]),
+    ("chat_template: chatml", ['template = "chatml"']),
+    ("val_set_size: 0.05\nevals_per_epoch: 2\nnum_epochs: 2", ["holdout = 5%", "every 25% eval a { batches = none }"]),
+    ("val_set_size: 0.05\neval_steps: 50", ["every 50 steps eval a { batches = none }"]),
+    ("pretraining_dataset:\n  - path: t.txt\n    ds_type: text\nmax_steps: 9", ['source = text("t.txt")']),
+    # losses
+    ("rl: dpo\nrl_beta: 0.2\ndatasets:\n  - path: a.jsonl\n    type: chat_template.default",
+     ["loss dpo {", "beta = 0.2", 'prompt = "messages"', 'chosen = "chosen"']),
+    ("rl: orpo\norpo_alpha: 0.3\ndatasets:\n  - path: a.jsonl\n    type: chat_template.argilla", ["beta = 0.3"]),
+    (f"rl: dpo\nadapter: lora\n{CHAT}.default", ["reference = adapter_off"]),
+    # ranks, files, trackers
+    ("tensor_parallel_size: 2", ["tp 2"]),
+    ("dp_shard_size: 4\nexpert_parallel_size: 1", ["fsdp 4"]),
+    ("fsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_offload_params: false", ["reshard = false"]),
+    ("saves_per_epoch: 2", ["every 50% checkpoint", "keep = 4"]),
+    ("save_steps: 500\nsave_total_limit: 2", ["every 500 steps checkpoint", "keep = 2"]),
+    ("save_strategy: no", ["!every 1 epoch checkpoint"]),
+    ("logging_steps: 1", ["every 1 step log"]),
+    ("wandb_project: p\nwandb_name: n", ['project = "p"', 'name = "n"']),
+    ("use_tensorboard: true", ["tensorboard = true"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "lines"), AXOLOTL_ROWS, ids=[row[0].replace("\n", "; ")[:70] for row in AXOLOTL_ROWS])
+def test_axolotl(tmp_path, text, lines):
+    check_row(tmp_path, AXOLOTL, "axolotl", text, lines)
+
+
+@pytest.mark.parametrize(("text", "key", "fate"), [
+    ("flash_attention: true", "flash_attention", Fate.MEANINGLESS),
+    ("special_tokens:\n  pad_token: x", "special_tokens.pad_token", Fate.MEANINGLESS),
+    ("wandb_project:", "wandb_project", Fate.MEANINGLESS),  # no value
+    ("plugins:\n  - axolotl.integrations.liger.LigerPlugin", "plugins.0", Fate.MEANINGLESS),
+    ("adapter: lora\nlora_r: 16", "lora_r", Fate.DEFAULT),
+    ("relora: false", "relora", Fate.DEFAULT),
+    ("train_on_inputs: false", "train_on_inputs", Fate.DEFAULT),
+    ("fp16: false", "fp16", Fate.DEFAULT),
+    ("relora: true", "relora", Fate.MISSING),
+    ("bf16: false\nfp16: true", "fp16", Fate.MISSING),
+    ("optimizer: galore_adamw", "optimizer", Fate.MISSING),
+    ("lr_scheduler: one_cycle", "lr_scheduler", Fate.MISSING),
+    ("val_set_size: 2000", "val_set_size", Fate.MISSING),
+    ("learning_rate: fast", "learning_rate", Fate.MISSING),
+    ("micro_batch_size: {a: 1}", "micro_batch_size", Fate.MISSING),
+    ("plugins:\n  - mine.Plugin", "plugins.0", Fate.MISSING),
+    ("deepspeed: nowhere.json", "deepspeed", Fate.MISSING),
+    ("datasets:\n  - path: a.csv\n    type: alpaca", "datasets.0.path", Fate.MISSING),
+    ("datasets:\n  - path: a.jsonl\n    type: user.function", "datasets.0.type", Fate.MISSING),
+    (f"{CHAT}\n    train_on_eos: all", "datasets.0.train_on_eos", Fate.MISSING),
+    (f"{CHAT}\n    speling: 1", "datasets.0.speling", Fate.MISSING),
+    ("rl: grpo", "rl", Fate.MISSING),
+    ("no_such_key: 1", "no_such_key", Fate.MISSING),
+])  # fmt: skip
+def test_classes_of_axolotls_keys(tmp_path, text, key, fate):
+    keys = {line.partition(":")[0] for line in text.splitlines() if not line.startswith((" ", "-"))}
+    draft, spec = imported(tmp_path, without(AXOLOTL, keys) + text + "\n", kind="axolotl")
+    accounts = [account for account in draft.accounts() if account.key == key]
+    assert [account.fate for account in accounts] == [fate]
+    assert fate is Fate.TRANSLATED or accounts[0].why
+    assert (f"{key} = " in spec.partition("\n\n")[0]) is (fate is Fate.MISSING)
+
+
+def test_every_key_has_exactly_one_class(tmp_path):
+    text = (
+        AXOLOTL
+        + "relora: true\nwandb_project: p\nspecial_tokens: {pad_token: a, eos_token: b}\nunknown: {a: [1, {b: 2}]}\n"
+    )
+    draft, _ = imported(tmp_path, text)
+    keys = [account.key for account in draft.accounts()]
+    leaves = [key for key, value in draft.values.items() if not isinstance(value, dict | list)]
+    assert len(keys) == len(set(keys))
+    for leaf in leaves:
+        assert sum(leaf == key or leaf.startswith(f"{key}.") for key in keys) == 1, leaf
+
+
+def test_a_file_of_deepspeed_is_read_next_to_the_configuration(tmp_path):
+    zero = {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}, "overlap_comm": True}
+    (tmp_path / "zero.json").write_text(json.dumps({"zero_optimization": zero, "bf16": {"enabled": "auto"}, "odd": 1}))
+    draft, spec = imported(tmp_path, AXOLOTL + "deepspeed: zero.json\n")
+    found = fates(draft)
+    assert "offload = true" in lines_of(spec)
+    assert found["deepspeed.zero_optimization.overlap_comm"] is Fate.MEANINGLESS
+    assert [key for key, fate in found.items() if fate is Fate.MISSING] == ["deepspeed.odd"]
+
+
+UNREADABLE = [
+    ("c.yml", "a: 1\na: 2\n", "given twice"),
+    ("c.yml", "a: !!python/object/apply:os.system ['touch pwned']\n", "not plain YAML"),
+    ("c.yml", "a: !own 1\n", "not plain YAML"),
+    ("c.yml", "a: &x [*x]\n", "contains itself"),
+    ("c.yml", "a:\n\tb: 1\n", "invalid YAML"),
+    ("c.yml", "a: [1, 2\n", "invalid YAML"),
+    ("c.yml", "a: *nowhere\n", "invalid YAML"),
+    ("c.yml", "a: 1\n---\nb: 2\n", "several YAML documents"),
+    ("c.yml", "- 1\n- 2\n", "no keys"),
+    ("c.yml", "", "no keys"),
+    ("c.yml", "? [a]\n: 1\n", "a key that is not a word"),
+    ("c.yml", "a: " + "[" * 5000 + "]" * 5000, "nest"),
+    ("c.yml", "".join(f"k{n}: &k{n} [{', '.join([f'*k{n - 1}'] * 9) if n else 1}]\n" for n in range(9)), "and list"),
+    ("c.yml", "a: 0x" + "f" * 9 + "zz: \x00", "invalid YAML"),
+    ("c.json", '{"a": 1, "a": 2}', "twice"),
+    ("c.json", '{"a": NaN}', "NaN"),
+    ("c.json", "[" * 100_000, "nested"),
+    ("c.json", '{"a": }', "invalid JSON"),
+    ("c.toml", "a = 1\na = 2\n", "invalid TOML"),
+    ("c.toml", "[a\n", "invalid TOML"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "words"), UNREADABLE, ids=[f"{n}: {t[:30]!r}" for n, t, _ in UNREADABLE])
+def test_files_that_cannot_be_read(tmp_path, monkeypatch, name, text, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(text)
+    done = xtrain("import", name, cwd=tmp_path)
+    assert done.returncode == 2 and "error[X750]" in done.stderr and words in done.stderr
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_files_that_are_no_configurations(tmp_path):
+    (tmp_path / "large.yml").write_text("a: 1\n" * 2_500_000)
+    (tmp_path / "latin.yml").write_bytes(b"a: \xff\n")
+    for name in ("large.yml", "latin.yml", "nowhere.yml", "."):
+        done = xtrain("import", name, cwd=tmp_path)
+        assert done.returncode == 2 and "error[X750]" in done.stderr
+
+
+def test_values_of_yaml(tmp_path):
+    (tmp_path / "c.yml").write_text(
+        "base: &base {a: 1, b: 2}\nmore: {<<: *base, b: 3}\nrate: 2e-5\nwhole: 1_000\n"
+        "day: 2026-01-01\nyes: on\n'q': '2e-5'\n"
+    )
+    config = read_config(tmp_path / "c.yml")
+    assert config.root == {
+        "base": {"a": 1, "b": 2}, "more": {"a": 1, "b": 3}, "rate": 2e-5, "whole": 1000, "day": "2026-01-01",
+        "yes": True, "q": "2e-5",
+    }  # fmt: skip
+    assert [config.spans[key].line for key in ("base.a", "more.b", "rate")] == [1, 2, 3]
+
+
+def test_exit_codes(tmp_path):
+    (tmp_path / "good.yml").write_text(AXOLOTL)
+    (tmp_path / "less.yml").write_text(AXOLOTL + "relora: true\n")
+    (tmp_path / "odd.yml").write_text("a: 1\n")
+    good = xtrain("import", "good.yml", "--to", "good.xtrain", cwd=tmp_path)
+    assert good.returncode == 0 and (tmp_path / "good.xtrain").exists() and good.stdout == ""
+    again = xtrain("import", "good.yml", "--to", "good.xtrain", cwd=tmp_path)
+    assert again.returncode == 2 and "--force" in again.stderr
+    assert xtrain("import", "good.yml", "--to", "good.xtrain", "--force", cwd=tmp_path).returncode == 0
+    printed = xtrain("import", "good.yml", cwd=tmp_path)
+    assert printed.returncode == 0 and printed.stdout == (tmp_path / "good.xtrain").read_text()
+    assert xtrain("fmt", "--check", "good.xtrain", cwd=tmp_path).returncode == 0
+    less = xtrain("import", "less.yml", "--to", "less.xtrain", cwd=tmp_path)
+    assert less.returncode == 4 and "error[X752]" in less.stderr and not (tmp_path / "less.xtrain").exists()
+    partial = xtrain("import", "less.yml", "--partial", cwd=tmp_path)
+    assert partial.returncode == 0 and "warning[W752]" in partial.stderr and "relora = true" in partial.stdout
+    odd = xtrain("import", "odd.yml", cwd=tmp_path)
+    assert odd.returncode == 2 and "error[X751]" in odd.stderr
+    assert "did you mean `axolotl`" in xtrain("import", "odd.yml", "--from", "axolotll", cwd=tmp_path).stderr
+    named = xtrain("import", "odd.yml", "--from", "axolotl", cwd=tmp_path)
+    assert named.returncode == 4 and "Traceback" not in named.stderr
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert xtrain("import", "good.yml", "--to", "file/x.xtrain", cwd=tmp_path).returncode == 3
+
+
+def test_with_wrong_types_nothing_breaks(tmp_path):
+    """Every key of the base and of the rows, with values of other types."""
+    base = AXOLOTL.replace("  - path: data/a.jsonl\n    type: chat_template\n", "")
+    keys = {line.partition(":")[0] for row in AXOLOTL_ROWS for line in row[0].splitlines() if line[0].isalpha()}
+    for key in sorted(keys):
+        for value in (
+            "[]",
+            "{}",
+            "[1, a]",
+            "{a: {b: 1}}",
+            "-1",
+            "x y",
+            "true",
+            "1e999",
+            '"\\n\\0"',
+            "12345678901234567890123",
+        ):
+            draft, spec = imported(tmp_path, without(base, {key, "datasets"}) + f"{key}: {value}\n", kind=None) if (
+                key != "base_model") else imported(tmp_path, f"sequence_len: 9\n{key}: {value}\n")  # fmt: skip
+            assert draft.accounts() and spec.startswith("# Imported from")
