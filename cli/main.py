@@ -5,7 +5,9 @@ import codecs
 import errno
 import io
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
@@ -16,11 +18,14 @@ from xtrain.cli.verb import Refused, refusals
 from xtrain.regular_files import reason_of
 from xtrain.text.printing import harmless, safe_output
 
-VERBS = (
-    "init", "import", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "launch", "runs", "sweep", "serve",
-    "find-lr", "fit-law", "watch", "control", "data", "checkpoint", "generate", "export", "merge", "docs", "schema",
-    "explain", "completion",
-)  # fmt: skip
+GROUPS = {
+    "write a spec": ("init", "import", "check", "fmt", "lsp", "docs", "explain", "schema", "completion"),
+    "look before you run": ("plan", "diff", "data", "doctor"),
+    "train": ("run", "launch", "sweep", "serve", "find-lr"),
+    "watch": ("runs", "watch", "control", "fit-law"),
+    "use what was trained": ("checkpoint", "generate", "export", "merge"),
+}
+VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 # Errors of the file or disk that receives a command's output.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -111,13 +116,54 @@ def _tell(message: str) -> None:
         _drop_output(sys.stderr)
 
 
+class HelpText(argparse.HelpFormatter):
+    """Help in which every line is wrapped at words: prose is filled, and examples keep their lines and columns."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        prose: list[str] = []
+        for line in [*text.strip("\n").split("\n"), ""]:
+            label = re.match(r"[a-z ]+:(?: |$)", line)  # as `examples:` and `exit codes: 0 done, …`
+            if prose and (label or not line or line.startswith(" ")):
+                lines += textwrap.wrap(" ".join(prose), width, break_long_words=False, break_on_hyphens=False)
+                prose = []
+            if line and not line.startswith(" "):
+                prose.append(line)
+            else:
+                lines += self._example(line, width)
+        return "\n".join(indent + line for line in lines[:-1])
+
+    def _example(self, line: str, width: int) -> list[str]:
+        """Wrap an indented line; a second column, after two spaces, keeps its place or goes below the first."""
+        if len(line) <= width:
+            return [line]
+        columns = re.fullmatch(r"( +\S.*?)(  +)(\S.*)", line)
+        first, rest, start = (columns[1], columns[3], columns.end(2)) if columns else (line, "", 0)
+        hanging = " " * (start if 0 < start <= width // 2 else len(line) - len(line.lstrip()) + 4)
+        wrapped = textwrap.wrap(first, width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+        if not rest:
+            return wrapped
+        below = textwrap.wrap(rest, width - len(hanging), break_long_words=False, break_on_hyphens=False)
+        if len(hanging) == start and len(wrapped) == 1:
+            wrapped[0] += columns[2] + below.pop(0) if columns else ""
+        return wrapped + [hanging + line for line in below]
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse._SubParsersAction) or not set(action.choices) <= set(VERBS):
+            return super()._format_action(action)
+        listed = {one.dest: super(HelpText, self)._format_action(one) for one in action._choices_actions}
+        return "\n" + "\n".join(
+            f"{title}:\n{''.join(listed[verb] for verb in verbs)}"
+            for title, verbs in GROUPS.items()
+            if verbs[0] in listed
+        )
+
+
 class Parser(argparse.ArgumentParser):
-    """Parser whose errors suggest the probable verb, choice or option. Epilogs of several lines are not wrapped."""
+    """Parser whose errors suggest the probable verb, choice or option."""
 
     def __init__(self, **settings: Any) -> None:
-        if "\n" in (settings.get("epilog") or ""):
-            settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(**settings)
+        super().__init__(**{"formatter_class": HelpText, **settings})
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

@@ -67,8 +67,8 @@ def _add_views(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--full", action="store_true", help="the page without any cuts")
     what.add_argument("--part", action="append", default=[], metavar="NAME", help="one part of the page in full")
     what.add_argument("--rank", type=int, metavar="N", help="everything about one rank")
-    what.add_argument("--show", metavar="NODE", help="a node of the graph: an id, its beginning, or a pattern with *")
-    what.add_argument("--why", metavar="SETTING", help="explain a value: where it was set, and what depends on it")
+    what.add_argument("--show", metavar="ID", help="a node of the graph: its id, its beginning, or a pattern with *")
+    what.add_argument("--why", metavar="SETTING", help="explain a setting: where it was set, and what depends on it")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from xtrain.tui.board.terminal import SCREENS
 
     parser.add_argument("path", metavar="RUN", nargs="?", help="a run, or a lineage or root of runs (default: runs)")
-    parser.add_argument("--screen", choices=tuple(SCREENS), default="", help="first screen")
+    parser.add_argument(
+        "--screen", choices=tuple(SCREENS), default="", metavar="SCREEN", help=f"first screen: {', '.join(SCREENS)}"
+    )
     parser.add_argument(
         "--compare", metavar="RUN", nargs="+", action="extend", default=[], help="runs for the screen `compare`"
     )

@@ -1,4 +1,4 @@
-"""Commands that docs, specs, hints and messages name are there, with the options they are named with."""
+"""Commands that docs, specs, hints and messages name are there, with the options they are named with; `--help`."""
 
 import argparse
 import re
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rooms import ROOMS
 
-from xtrain.cli.main import VERBS, make_parser
+from xtrain.cli.main import GROUPS, VERBS, make_parser
 
 ROOT = Path(__file__).parents[2]
-TEXTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("specs/*.xtrain"))]
+TEXTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("specs/*.xtrain"))]
 CODE = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 # In backticks, or a line of a block of code.
 NAMED = re.compile(r"`(xtrain [^`\n]+)`|^(?:\$ |# +)?(xtrain [a-z]+ [^\n]*)$", re.MULTILINE)
@@ -48,3 +48,28 @@ def test_every_command_that_is_named_exists(paths):
     known = {verb: options(verb) for verb in VERBS}
     flags = [(path, words[1], re.match(r"--[a-z-]+", w)) for path, words in named for w in words if w.startswith("--")]
     assert [(path, verb, flag[0]) for path, verb, flag in flags if flag and flag[0] not in known[verb]] == []
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from parsers(inner)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_help_is_wrapped_at_words(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    for parser in parsers(make_parser()):
+        text = parser.format_help()
+        assert [line for line in text.splitlines() if len(line) > width] == [], parser.prog
+        for said in (parser.description or "", parser.epilog or ""):
+            assert " ".join(said.split()) in " ".join(text.split()), parser.prog
+
+
+def test_help_groups_the_verbs(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = make_parser().format_help().partition("verbs:")[2]
+    assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == list(GROUPS)
+    assert re.findall(r"^  ([a-z-]+) ", text, re.MULTILINE) == list(VERBS)

@@ -49,17 +49,6 @@ def test_mistakes_are_reported_as_the_readme_shows(tmp_path):
     assert printed(tmp_path, "check", "first.xtrain") == shown("xtrain check first.xtrain")
 
 
-def test_a_refused_layout_is_reported_as_the_readme_shows():
-    arguments = ("plan", "specs/pipeline_cpu.xtrain", "--set", "parallel.tp=3")
-    assert printed(ROOT, *arguments) == shown(f"xtrain {' '.join(arguments)}")
-
-
-def test_a_plan_begins_as_the_readme_shows():
-    block = README.partition("it begins:\n\n```\n")[2].partition("```")[0]
-    page = printed(ROOT, "plan", "specs/llama_8b_64gpu.xtrain")
-    assert [line for line in words(block) if line not in (*page, "…")] == []
-
-
 @pytest.mark.parametrize(("said", "change"), [
     ("| rows of a step", "batch.rows=64"),
     ("micro against accumulate", "batch.micro=2"),

@@ -1,4 +1,4 @@
-"""The walk of README: a chat model of a folder is tuned on conversations, exported, and answers in transformers."""
+"""A chat model of a folder is tuned on conversations, exported, and answers in transformers."""
 
 import json
 import shutil
