@@ -1,7 +1,7 @@
 """Published chat templates, each with conversations of twenty shapes, compared with transformers.
 
     python tests/support/published_templates.py            # print the table
-    python tests/support/published_templates.py --write    # write it into docs/data.md
+    python tests/support/published_templates.py --write    # write it into docs/chat_templates.md
 
 The templates are those of the folder XTRAIN_CHAT_TEMPLATES, or of an installed `trl`.
 """
@@ -28,7 +28,7 @@ from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, Unusable
 from xtrain.runtime.feed.sources.fields import taker
 from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
 
-PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+PAGE = Path(__file__).parents[2] / "docs" / "chat_templates.md"
 BEGIN, END = "<!-- published templates: begin -->", "<!-- published templates: end -->"
 SKIP = "set XTRAIN_CHAT_TEMPLATES to a folder of chat templates, or install trl"
 _TOKENS = re.compile(r"<[|｜/]?[A-Za-z_▁|｜\"]+[|｜]?>|\[/?[A-Z_]+\]")
