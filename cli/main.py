@@ -25,7 +25,7 @@ GROUPS = {
     "watch": ("runs", "watch", "control", "fit-law"),
     "use what was trained": ("checkpoint", "generate", "export", "merge"),
 }
-VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+VERBS: tuple[str, ...] = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 # Errors of the file or disk that receives a command's output.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     # Import only the requested verb; for help and for an unknown verb, import all.
     asked = next((a for a in arguments if not a.startswith("-")), None)
-    parser = make_parser((asked,) if asked in VERBS else VERBS)
+    parser = make_parser((asked,) if asked is not None and asked in VERBS else VERBS)
     parsed = parser.parse_args(arguments)
     if parsed.version:
         from xtrain.version import __version__
