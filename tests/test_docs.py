@@ -113,7 +113,7 @@ def test_every_section_is_found_by_its_place():
 
 @pytest.mark.parametrize(("topic", "said"), [
     ("learning rate", "docs/numerics.md#learning-rate\n"),
-    ("lora", "docs/adapters.md\n"),
+    ("lora", "docs/adapters.md"),
     ("parallel.fsdp.reduce", "setting\n"),
     ("data.md#reading", "# Reading\n"),
     ("docs/tutorial/chat.md", "# Fine-tune a chat model\n"),

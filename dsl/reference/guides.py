@@ -66,7 +66,7 @@ def _sections(name: str, page: str) -> Iterator[PageSection]:
 def search(words: str, most: int = 8) -> list[PageSection]:
     """Return the sections that words are about, best first.
 
-    Sections with more of the words come first, and no section with fewer words than the best. Scores are those of BM25
+    Sections with more of the words come first, and no section with fewer words than the best. The score is BM25
     (Robertson and Zaragoza 2009) with k1 = 1.2 and b = 0.5; a word of the heading counts eight times, of the page's
     title four times.
     """
@@ -104,7 +104,7 @@ def listing(found: list[PageSection], *, width: int, color: bool) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Return the stems of the words of a text. `fine-tune` gives those of `fine`, `tune` and `finetune`."""
+    """Return the stems of the words of a text. `fine-tune` gives the stems of `fine`, `tune` and `finetune`."""
     found = []
     for word in re.findall(r"[a-z0-9][a-z0-9_-]*", text.lower()):
         parts = [part for part in re.split(r"[-_]", word) if part]

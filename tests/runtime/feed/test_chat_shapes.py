@@ -161,4 +161,6 @@ def test_published_templates(tmp_path: Path):
     rows = [comparison.row(name) for name in comparison.paths]
     assert {row.name: row.faults for row in rows if row.faults} == {}
     assert all(row.as_marked == row.marked for row in rows)
-    assert table(rows) in Path("docs/chat_templates.md").read_text(), "python tests/support/published_templates.py --write"
+    assert table(rows) in Path("docs/chat_templates.md").read_text(), (
+        "python tests/support/published_templates.py --write"
+    )
