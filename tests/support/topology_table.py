@@ -18,18 +18,21 @@ from trials import TOLERANCE, Gaps, Laboratory, NoPlan, gaps, stray_shapes
 
 PAGE = Path(__file__).parents[2] / "docs" / "topologies.md"
 HEAD = """\
-# Topologies that are tested
+# Tested topologies
 
-Written by `python tests/support/topology_table.py --write`.
+Each row is a layout that is compared with one process on the same rows: three optimizer steps and an evaluation, on gloo
+ranks of one machine, with documents of different lengths, held-out data, and AdamW with clipping. The tests fail if a gap
+exceeds 1e-10 in fp64 or 1e-5 in fp32. The shapes and bytes of each rank must equal those of the plan.
 
-Each row is a layout that ran three optimizer steps and an evaluation on gloo ranks of one machine, compared with one
-process that saw the same rows: uneven documents, a held-out set, AdamW with clipping. A gap is the largest difference,
-relative to the value (loss, gradient norm, evaluation) or to the largest element of the tensor (routing: the experts'
-loads and the balance loss; tensors: parameters and both moments, every one of them, as every rank holds it). The tests
-fail above 1e-10 in fp64 and 1e-5 in fp32. Each rank's shapes and bytes are those that the plan predicts.
+| column | the largest difference, relative to |
+| --- | --- |
+| loss, norm, eval | the value |
+| routing (loads of experts, balance loss) | the largest element |
+| worst tensor | the largest element of the tensor; over every parameter and both moments, on every rank that holds it |
 
-`tests/support/topologies.py` is the table as data; `pytest tests/distributed` runs the ordinary rows,
-`pytest -m matrix` all of them. The seconds are those of two cores, set-up included.
+`ordinary` rows run with `pytest tests/distributed`, all rows with `pytest -m matrix`. `s` is seconds on two cores, set-up
+included. `tests/support/topologies.py` is the table as data, and `python tests/support/topology_table.py --write` writes
+this page.
 
 | layout | model | ranks | format | ordinary | loss | norm | eval | routing | worst tensor | s |
 | --- | --- | --: | --- | --- | --: | --: | --: | --: | --: | --: |
