@@ -1,7 +1,6 @@
 """The pages of the documentation: navigation, links, search, and the commands in them, which are run."""
 
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 from commands import xtrain
 from doc_pages import COMMAND, DOCS, ROOT, blocks_of, run_page
 
-from xtrain.dsl.reference.guides import DOCS as SEARCHED
 from xtrain.dsl.reference.guides import search, sections
 
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -134,10 +132,3 @@ def test_docs_prints_topics_pages_and_results(topic, said):
 def test_docs_says_where_nothing_is_found(topic, said):
     done = xtrain("docs", *topic.split())
     assert (done.returncode, done.stderr) == (2, f"xtrain docs: {said}\n")
-
-
-def test_the_pages_are_in_the_package():
-    """`package-data` of pyproject.toml names every folder of pages that the search reads."""
-    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["xtrain"]
-    assert SEARCHED == DOCS
-    assert {page for pattern in named for page in ROOT.glob(pattern) if page.suffix == ".md"} == set(PAGES)

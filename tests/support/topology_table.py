@@ -20,9 +20,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "topologies.md"
 HEAD = """\
 # Tested topologies
 
-Each row is a layout that is compared with one process on the same rows: three optimizer steps and an evaluation, on gloo
-ranks of one machine, with documents of different lengths, held-out data, and AdamW with clipping. The tests fail if a gap
-exceeds 1e-10 in fp64 or 1e-5 in fp32. The shapes and bytes of each rank must equal those of the plan.
+Each row is a layout that is compared with one process on the same rows: three optimizer steps and an evaluation, on
+gloo ranks of one machine, with documents of different lengths, held-out data, and AdamW with clipping. The tests fail
+if a gap exceeds 1e-10 in fp64 or 1e-5 in fp32. The shapes and bytes of each rank must equal those of the plan.
 
 | column | the largest difference, relative to |
 | --- | --- |
@@ -30,9 +30,9 @@ exceeds 1e-10 in fp64 or 1e-5 in fp32. The shapes and bytes of each rank must eq
 | routing (loads of experts, balance loss) | the largest element |
 | worst tensor | the largest element of the tensor; over every parameter and both moments, on every rank that holds it |
 
-`ordinary` rows run with `pytest tests/distributed`, all rows with `pytest -m matrix`. `s` is seconds on two cores, set-up
-included. `tests/support/topologies.py` is the table as data, and `python tests/support/topology_table.py --write` writes
-this page.
+`ordinary` rows run with `pytest tests/distributed`, all rows with `pytest -m matrix`. `s` is seconds on two cores,
+set-up included. `tests/support/topologies.py` is the table as data, and `python tests/support/topology_table.py
+--write` writes this page.
 
 | layout | model | ranks | format | ordinary | loss | norm | eval | routing | worst tensor | s |
 | --- | --- | --: | --- | --- | --: | --: | --: | --: | --: | --: |
