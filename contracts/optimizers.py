@@ -8,6 +8,7 @@ from attrs import frozen
 from xtrain.blocks.op_trace import CollectiveCall
 from xtrain.dsl.schema.optimizers import Optimizer
 from xtrain.dsl.schema.setting import Conflict
+from xtrain.plan.mesh import device_kind
 
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec
@@ -41,6 +42,9 @@ class PlannedOptimizer(Optimizer):
         found = {"kind": self.kind, "lr": self.lr, **self.args()}
         if found.get("states") == resolved.formats.params:
             del found["states"]
+        own = not resolved.stack.package and not resolved.spec.parallel.fsdp.offload
+        if own and device_kind(resolved.spec) != "cpu" and self.compiles(found):
+            found["compiled"] = ["cuda"]
         return found
 
     def conflicts(self, spec: "Spec", architecture: "Architecture", layout: "Layout") -> Iterator[Conflict]:

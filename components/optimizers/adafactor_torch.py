@@ -14,8 +14,9 @@ from xtrain.plan.plan import Plan
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.nn.axes import local
-from xtrain.runtime.nn.optimizer import Storage, groups_of, row_ranges, storage_of, updated, wide
+from xtrain.runtime.nn.optimizer import Storage, groups_of, storage_of, updated
 from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.updates import row_ranges, wide
 from xtrain.runtime.nn.weights import first_state
 from xtrain.runtime.nn.whole_matrices import SumsOverPieces
 

@@ -9,6 +9,7 @@ from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
+    Compiled,
     States,
     StateTensor,
     cautious_decay,
@@ -44,6 +45,7 @@ class AdamW(PlannedOptimizer):
 
     counts: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
+    compiled: ClassVar[Compiled] = "converted"
     resuming: ClassVar[Mapping[str, str]] = {
         "betas": "the optimizer takes it from the plan, and the moments follow within some steps"
     }

@@ -9,6 +9,7 @@ from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
+    Compiled,
     StateTensor,
     cautious_decay,
     clip_norm,
@@ -51,6 +52,7 @@ class AdamW8bit(PlannedOptimizer):
     clip_value: float | None = clip_value()
     stochastic_rounding: bool = random_rounding()
 
+    compiled: ClassVar[Compiled] = "always"
     counts: ClassVar[bool] = True
     temporaries: ClassVar[int] = 6
     resuming: ClassVar[Mapping[str, str]] = {

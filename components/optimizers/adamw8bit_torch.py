@@ -1,6 +1,6 @@
 """`setup.optimizer` of adamw8bit: codes, scales and arithmetic as in torchao's AdamW8bit."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -10,10 +10,11 @@ from torch.optim import Optimizer
 from xtrain.components.optimizers.adamw8bit import NAMES, tensors_of
 from xtrain.plan.plan import Plan
 from xtrain.runtime.base.ops import op
-from xtrain.runtime.base.state import Progress
+from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.nn.axes import local
-from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage, decay_cautiously, groups_of, storage_of, wide
+from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage, groups_of, storage_of
 from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.updates import MomentFormat, Rule, decay_cautiously, wide
 from xtrain.runtime.nn.weights import first_state
 
 LEAST_SCALE = 1e-12
@@ -37,11 +38,13 @@ class AdamW8bitOptimizer(LocalOptimizer):
         quantised: Sequence[str],
         storage: Storage | None = None,
         cautious_decay: bool = False,
+        compiled: bool = False,
     ) -> None:
-        """Initialize the optimizer. names: parameter names by id."""
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, storage, cautious_decay)
+        """Initialize the optimizer. names: parameter names by id. compiled: the whole update of a tensor is
+        compiled."""
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, storage, cautious_decay, compiled)
         self._names, self._block, self._quantised = names, block, quantised
-        self._numbers = {moment: numbers_of_codes(signed) for moment, signed in SIGNED.items()}
+        self._formats_of: dict[tuple[str, torch.device], MomentFormat] = {}
 
     @property
     def converts(self) -> bool:
@@ -51,21 +54,42 @@ class AdamW8bitOptimizer(LocalOptimizer):
         for each in tensors_of(moment, self._block, self._quantised, self._names[id(parameter)]):
             self.state[parameter][each.name] = first_state(parameter, each)
 
-    def load(self, parameter: Tensor, moment: str, rows: slice) -> Tensor:
+    def stored(self, parameter: Tensor, moment: str) -> tuple[MomentFormat, list[Tensor]]:
         scale = self.state[parameter].get(f"{moment}_scale")
         if scale is None:
-            return super().load(parameter, moment, rows)
-        codes = local(self.state[parameter][moment])[rows]
-        return wide(dequantised(codes, local(scale)[rows], self._numbers[moment].to(codes.device)), parameter)
+            return super().stored(parameter, moment)
+        codes, key = local(self.state[parameter][moment]), (moment, parameter.device)
+        if key not in self._formats_of:
+            numbers = numbers_of_codes(SIGNED[moment]).to(parameter.device)
+            self._formats_of[key] = format_of(numbers, self._block)
+        return self._formats_of[key], [codes, local(scale)]
 
-    def store(self, parameter: Tensor, moment: str, rows: slice, value: Tensor) -> None:
-        scale = self.state[parameter].get(f"{moment}_scale")
-        if scale is None:
-            super().store(parameter, moment, rows, value)
-            return
-        codes, scales = quantised(value, self._block, self._numbers[moment].to(value.device))
-        local(self.state[parameter][moment])[rows].copy_(codes)
-        local(scale)[rows].copy_(scales)
+    @property
+    def rule(self) -> Rule:
+        cautious = self._cautious_decay
+
+        def rule(weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], count: Tensor | None, by: Any) -> None:
+            assert count is not None
+            average, square = moments
+            step = count.to(weight.dtype)
+            average.lerp_(gradient, by["share"])
+            if cautious:
+                decay_cautiously(weight, average, by["share_of_weight"])
+            else:
+                weight.sub_(by["lr"] * by["weight_decay"] * weight)
+            square.lerp_(gradient.square(), by["share_of_squares"])
+            root = square.sqrt() / (1 - by["stays_of_squares"] ** step).sqrt() + by["eps"]
+            weight.sub_(by["lr"] * (average / (1 - by["stays"] ** step)) / root)
+
+        return rule
+
+    def numbers(self, group: Mapping[str, Any]) -> dict[str, float]:
+        (stays, stays_of_squares), lr, decay = group["betas"], group["lr"], group["weight_decay"]
+        shares = {"share": 1 - stays, "share_of_squares": 1 - stays_of_squares, "share_of_weight": lr * decay}
+        return {
+            "lr": lr, "weight_decay": decay, "eps": group["eps"], "stays": stays, "stays_of_squares": stays_of_squares,
+            **shares,
+        }  # fmt: skip
 
     def update(
         self,
@@ -75,17 +99,24 @@ class AdamW8bitOptimizer(LocalOptimizer):
         moments: Sequence[list[Tensor]],
         counts: list[Tensor],
     ) -> None:
-        (decay, decay_of_squares), eps = group["betas"], group["eps"]
+        rule, numbers = self.rule, self.numbers(group)
         for weight, gradient, average, square, count in zip(weights, gradients, *moments, counts, strict=True):
-            lr, step = weight.new_full((), group["lr"]), count.to(weight.dtype)
-            average.lerp_(gradient, 1 - decay)
-            if self._cautious_decay and group["weight_decay"]:
-                decay_cautiously(weight, average, group["lr"] * group["weight_decay"])
-            else:
-                weight.sub_(lr * group["weight_decay"] * weight)
-            square.lerp_(gradient.square(), 1 - decay_of_squares)
-            root = square.sqrt() / (1 - decay_of_squares**step).sqrt() + eps
-            weight.sub_(lr * (average / (1 - decay**step)) / root)
+            rule(weight, gradient, [average, square], count, {**numbers, "lr": weight.new_full((), group["lr"])})
+
+
+def format_of(numbers: Tensor, block: int) -> MomentFormat:
+    """Return the format of a moment in codes with scales. numbers: the values of the codes."""
+
+    def load(stored: Sequence[Tensor], weight: Tensor) -> Tensor:
+        codes, scales = stored
+        return wide(dequantised(codes, scales, numbers), weight)
+
+    def store(stored: Sequence[Tensor], value: Tensor) -> None:
+        codes, scales = quantised(value, block, numbers)
+        stored[0].copy_(codes)
+        stored[1].copy_(scales)
+
+    return MomentFormat(load, store)
 
 
 def quantised(value: Tensor, block: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,6 +154,7 @@ def build_adamw8bit(
     plan: Plan,
     model: ModelParts,
     progress: Progress,
+    rank: Rank,
     lr: float,
     betas: list[float],
     eps: float,
@@ -131,10 +163,14 @@ def build_adamw8bit(
     quantised: list[str],
     stochastic_rounding: bool = False,
     cautious_decay: bool = False,
+    compiled: Sequence[str] = (),
 ) -> Optimizer:
     """Build the optimizer from this rank's parameter groups; the plan decides weight decay and 8-bit moments per
-    parameter."""
+    parameter. compiled: kinds of devices on which the update of a tensor is compiled."""
     names = {id(parameter): name for name, parameter in model.trained()}
     storage = storage_of(plan, model, progress, "", stochastic_rounding)
     groups = groups_of(plan, model, weight_decay)
-    return AdamW8bitOptimizer(groups, lr, (betas[0], betas[1]), eps, names, block, quantised, storage, cautious_decay)
+    return AdamW8bitOptimizer(
+        groups, lr, (betas[0], betas[1]), eps, names, block, quantised, storage, cautious_decay,
+        rank.device.type in compiled,
+    )  # fmt: skip

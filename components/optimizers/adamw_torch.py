@@ -1,6 +1,6 @@
 """`setup.optimizer` of adamw: torch's fused implementation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -9,9 +9,10 @@ from torch.optim import Optimizer
 
 from xtrain.plan.plan import Plan
 from xtrain.runtime.base.ops import op
-from xtrain.runtime.base.state import Progress
-from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage, decay_cautiously, groups_of, storage_of
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage, groups_of, storage_of
 from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.updates import Rule, adam_numbers, adamw, decay_cautiously
 
 
 class LocalAdamW(LocalOptimizer):
@@ -29,8 +30,16 @@ class LocalAdamW(LocalOptimizer):
         eps: float,
         storage: Storage | None = None,
         cautious_decay: bool = False,
+        compiled: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, storage, cautious_decay)
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, storage, cautious_decay, compiled)
+
+    @property
+    def rule(self) -> Rule:
+        return adamw(cautious=self._cautious_decay)
+
+    def numbers(self, group: Mapping[str, Any]) -> dict[str, float]:
+        return adam_numbers(group)
 
     def update(
         self,
@@ -68,6 +77,7 @@ def build_adamw(
     plan: Plan,
     model: ModelParts,
     progress: Progress,
+    rank: Rank,
     lr: float,
     betas: list[float],
     eps: float,
@@ -75,7 +85,11 @@ def build_adamw(
     states: str = "",
     stochastic_rounding: bool = False,
     cautious_decay: bool = False,
+    compiled: Sequence[str] = (),
 ) -> Optimizer:
-    """Build the optimizer from this rank's parameter groups; the plan decides weight decay per parameter."""
+    """Build the optimizer from this rank's parameter groups; the plan decides weight decay per parameter. compiled:
+    kinds of devices on which the update of a tensor is compiled."""
+    groups = groups_of(plan, model, weight_decay)
     storage = storage_of(plan, model, progress, states, stochastic_rounding)
-    return LocalAdamW(groups_of(plan, model, weight_decay), lr, (betas[0], betas[1]), eps, storage, cautious_decay)
+    compiles = rank.device.type in compiled
+    return LocalAdamW(groups, lr, (betas[0], betas[1]), eps, storage, cautious_decay, compiles)

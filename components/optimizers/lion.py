@@ -9,6 +9,7 @@ from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
+    Compiled,
     States,
     StateTensor,
     cautious_decay,
@@ -44,6 +45,7 @@ class Lion(PlannedOptimizer):
     states: States = state_format()
     stochastic_rounding: bool = random_rounding()
 
+    compiled: ClassVar[Compiled] = "always"
     elementwise: ClassVar[bool] = True
 
     def does(self, number_format: str) -> str:

@@ -1,6 +1,6 @@
 """`setup.optimizer` of lion, which is missing in torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -9,9 +9,10 @@ from torch.optim import Optimizer
 
 from xtrain.plan.plan import Plan
 from xtrain.runtime.base.ops import op
-from xtrain.runtime.base.state import Progress
-from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage, decay_cautiously, groups_of, storage_of
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage, groups_of, storage_of
 from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.updates import Rule, add_scaled, decay
 
 
 class LionOptimizer(LocalOptimizer):
@@ -26,8 +27,27 @@ class LionOptimizer(LocalOptimizer):
         betas: tuple[float, float],
         storage: Storage | None = None,
         cautious_decay: bool = False,
+        compiled: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas}, storage, cautious_decay)
+        super().__init__(params, {"lr": lr, "betas": betas}, storage, cautious_decay, compiled)
+
+    @property
+    def rule(self) -> Rule:
+        cautious = self._cautious_decay
+
+        def rule(weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], count: Tensor | None, by: Any) -> None:
+            (average,) = moments
+            update = torch.lerp(average, gradient, by["share"]).sign_()
+            decay(weight, update, by, cautious=cautious)
+            add_scaled(weight, update, by["factor"])
+            average.lerp_(gradient, by["next_share"])
+
+        return rule
+
+    def numbers(self, group: Mapping[str, Any]) -> dict[str, float]:
+        (stays, stays_next), share = group["betas"], group["lr"] * group["weight_decay"]
+        shares = {"share": 1 - stays, "next_share": 1 - stays_next}
+        return {"factor": -group["lr"], "decay": share, "keep": 1 - share, **shares}
 
     def update(
         self,
@@ -37,15 +57,9 @@ class LionOptimizer(LocalOptimizer):
         moments: Sequence[list[Tensor]],
         counts: list[Tensor],
     ) -> None:
-        (stays, stays_next), lr = group["betas"], group["lr"]
+        rule, by = self.rule, self.numbers(group)
         for weight, gradient, average in zip(weights, gradients, moments[0], strict=True):
-            update = torch.lerp(average, gradient, 1 - stays).sign_()
-            if group["weight_decay"] and self._cautious_decay:
-                decay_cautiously(weight, update, lr * group["weight_decay"])
-            elif group["weight_decay"]:
-                weight.mul_(1 - lr * group["weight_decay"])
-            weight.add_(update, alpha=-lr)
-            average.lerp_(gradient, 1 - stays_next)
+            rule(weight, gradient, [average], None, by)
 
 
 @op("setup.optimizer.lion", gives="optimizer")
@@ -53,13 +67,17 @@ def build_lion(
     plan: Plan,
     model: ModelParts,
     progress: Progress,
+    rank: Rank,
     lr: float,
     betas: list[float],
     weight_decay: float,
     states: str = "",
     stochastic_rounding: bool = False,
     cautious_decay: bool = False,
+    compiled: Sequence[str] = (),
 ) -> Optimizer:
-    """Build the optimizer from this rank's parameter groups; the plan decides weight decay per parameter."""
+    """Build the optimizer from this rank's parameter groups; the plan decides weight decay per parameter. compiled:
+    kinds of devices on which the update of a tensor is compiled."""
+    groups = groups_of(plan, model, weight_decay)
     storage = storage_of(plan, model, progress, states, stochastic_rounding)
-    return LionOptimizer(groups_of(plan, model, weight_decay), lr, (betas[0], betas[1]), storage, cautious_decay)
+    return LionOptimizer(groups, lr, (betas[0], betas[1]), storage, cautious_decay, rank.device.type in compiled)

@@ -2,7 +2,7 @@
 2502.16982)."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
@@ -10,6 +10,7 @@ from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
+    Compiled,
     States,
     StateTensor,
     cautious_decay,
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from xtrain.contracts.optimizers import UpdateWork
     from xtrain.plan.architecture import ParameterSpec
     from xtrain.plan.resolved import Resolved
+
+
+SYMMETRIC: Final = 2048  # rows from which a quarter of a matrix still fills a GPU
 
 
 @OPTIMIZERS.register()
@@ -65,6 +69,7 @@ class Muon(PlannedOptimizer):
     states: States = state_format()
     stochastic_rounding: bool = random_rounding()
 
+    compiled: ClassVar[Compiled] = "always"
     counts: ClassVar[bool] = True
     resuming: ClassVar[Mapping[str, str]] = {
         "momentum": "the optimizer takes it from the plan, and the momentum follows within some steps",
@@ -72,7 +77,8 @@ class Muon(PlannedOptimizer):
 
     def arguments(self, resolved: "Resolved") -> dict[str, Any]:
         """Return the node's arguments. matrices: names of the matrices to orthogonalize, with `*` for the layer.
-        format: number format during orthogonalization, that of the computation. heads: for matrices orthogonalized
+        format: number format during orthogonalization, that of the computation. symmetric: rows from which symmetric
+        products are computed once, on a device whose updates are compiled. heads: for matrices orthogonalized
         per head, the number of heads and the dim (0 or 1) along which they are concatenated."""
         arch = resolved.architecture
         found = {
@@ -82,8 +88,10 @@ class Muon(PlannedOptimizer):
             if parameter.is_matrix and not parameter.adapter and (self.routers or not parameter.router)
         }
         several = {name: [each.heads, int(each.cut == "row")] for name, each in sorted(found.items()) if each.heads > 1}
-        heads = {"heads": several} if self.heads and several else {}
-        return {**super().arguments(resolved), "matrices": sorted(found), "format": resolved.formats.compute, **heads}
+        common = super().arguments(resolved)
+        heads: dict[str, Any] = {"heads": several} if self.heads and several else {}
+        heads |= {"symmetric": SYMMETRIC} if "compiled" in common else {}
+        return {**common, "matrices": sorted(found), "format": resolved.formats.compute, **heads}
 
     def args(self) -> dict[str, Any]:
         found = super().args()
@@ -121,6 +129,7 @@ class Muon(PlannedOptimizer):
             batches_of(resolved, found),
             BYTES[args["format"]],
             self.ns_steps,
+            args.get("symmetric"),
             lambda name: heads_of(args.get("heads"), name),
         )
 

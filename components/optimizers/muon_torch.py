@@ -16,11 +16,23 @@ from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.nn.axes import local
 from xtrain.runtime.nn.build import DTYPES
-from xtrain.runtime.nn.optimizer import Storage, decay_cautiously, groups_of, row_ranges, storage_of, updated, wide
+from xtrain.runtime.nn.optimizer import Storage, groups_of, storage_of, updated
 from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.updates import (
+    Box,
+    Numbers,
+    add_scaled,
+    compiled_update,
+    decay,
+    row_ranges,
+    tensors_of,
+    wide,
+    write_back,
+)
 from xtrain.runtime.nn.whole_matrices import WholeMatrices
 
 LEAST_NORM: Final = 1e-7  # as in torch.optim.Muon
+BLOCKS: Final = 4  # along each side of a symmetric product
 MATCHES_ADAMW: Final = 0.2  # times the root of the larger side: the RMS of AdamW's updates
 
 
@@ -48,10 +60,12 @@ class MuonOptimizer(Optimizer):
         eps: float,
         storage: Storage | None = None,
         cautious_decay: bool = False,
+        compiled: bool = False,
     ) -> None:
         """Initialize the optimizer. matrices: the parameters of `groups`, by name. rest: groups updated by AdamW with
         `betas` and `eps`. orthogonal: orthogonalizes matrices [count, rows, columns]. heads: as in the node's
-        arguments. number_format: format during orthogonalization. device: device of the orthogonalization."""
+        arguments. number_format: format during orthogonalization. device: device of the orthogonalization. compiled:
+        element-wise parts are compiled."""
         super().__init__([*groups, *rest], {"lr": lr, "weight_decay": 0.0})
         own, others = self.param_groups[: len(groups)], self.param_groups[len(groups) :]
         self._matrices, self._wholes = matrices, WholeMatrices.of(matrices, device)
@@ -59,8 +73,12 @@ class MuonOptimizer(Optimizer):
         self._momentum, self._nesterov = momentum, nesterov
         self._orthogonal, self._scale, self._format = orthogonal, scale, number_format
         self._heads = heads
-        self._storage, self._cautious_decay = storage or Storage(), cautious_decay
-        self._rest = LocalAdamW(others, lr, betas, eps, self._storage, cautious_decay)
+        self._storage, self._cautious_decay, self._compiles = storage or Storage(), cautious_decay, compiled
+        self._momentum_rule, self._weight_rule = self._rules()
+        if compiled:
+            self._momentum_rule, self._weight_rule = map(compiled_update, (self._momentum_rule, self._weight_rule))
+        converts = self._storage.converts or cautious_decay  # torch's own kernel does all else
+        self._rest = LocalAdamW(others, lr, betas, eps, self._storage, cautious_decay, compiled and converts)
         self._rest.state = self.state  # saving and loading expect a single optimizer
 
     @torch.no_grad()
@@ -74,15 +92,11 @@ class MuonOptimizer(Optimizer):
             group, part = self._group_of[id(parameter)], _part(parameter, stack)
             first, update = stack.first if parameter.dim() == 3 else 0, update.view(part.shape)
             factor = group["lr"] * scale_of(self._scale, self._shape_of(stack.name, parameter))
+            share = group["lr"] * group["weight_decay"]
+            by = self._by({"factor": -factor, "decay": share, "keep": 1 - share}, part)
             for rows in self._rows(part):
-                stored = part[rows]
-                weights = wide(stored, parameter) if self._storage.converts else stored
-                if group["weight_decay"] and self._cautious_decay:
-                    decay_cautiously(weights, update[rows].to(weights), group["lr"] * group["weight_decay"])
-                elif group["weight_decay"]:
-                    weights.mul_(1 - group["lr"] * group["weight_decay"])
-                weights.add_(update[rows].to(weights), alpha=-factor)
-                self._storage.write(parameter, first + rows.start, stored, weights)
+                box = self._storage.box(parameter, first + rows.start)
+                self._weight_rule(part[rows], update[rows], by, box)
         self._rest.step()
 
     def _update_of(self, stack: MatrixStack) -> Tensor:
@@ -90,19 +104,38 @@ class MuonOptimizer(Optimizer):
         parameter = self._matrices[stack.name]
         assert parameter.grad is not None
         gradients, averages = _part(parameter.grad, stack), _part(self.state[parameter]["momentum_buffer"], stack)
-        updates = []
-        for rows in self._rows(gradients):
-            gradient, stored = gradients[rows], averages[rows]
-            average = stored
-            if self._storage.converts:
-                gradient, average = wide(gradient, parameter), wide(stored, parameter)
-            average.lerp_(gradient, 1 - self._momentum)
-            if average is not stored:
-                stored.copy_(average)
-            update = torch.lerp(gradient, average, self._momentum) if self._nesterov else average
-            updates.append(update.to(self._format))
+        by = self._by({"share": 1 - self._momentum, "stays": self._momentum}, gradients)
+        updates = [self._momentum_rule(gradients[rows], averages[rows], by) for rows in self._rows(gradients)]
         found = updates[0] if len(updates) == 1 else torch.cat(updates)
         return found if found.dim() == 3 else found[None]
+
+    def _rules(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Return the update of the momentum, which gives the matrix to orthogonalize, and the update of weights."""
+        nesterov, number_format = self._nesterov, self._format
+        converts, cautious = self._storage.converts, self._cautious_decay
+
+        def momentum_rule(gradient: Tensor, stored: Tensor, by: Any) -> Tensor:
+            average = stored
+            if converts:
+                gradient, average = wide(gradient, gradient), wide(stored, gradient)
+            average.lerp_(gradient, by["share"])
+            if average is not stored:
+                stored.copy_(average)
+            update = torch.lerp(gradient, average, by["stays"]) if nesterov else average
+            return update.to(number_format)
+
+        def weight_rule(stored: Tensor, update: Tensor, by: Numbers, box: Box | None) -> None:
+            weights = wide(stored, stored) if converts else stored
+            update = update.to(weights.dtype)
+            decay(weights, update, by, cautious=cautious)
+            add_scaled(weights, update, by["factor"])
+            if weights is not stored:
+                write_back(stored, weights, box)
+
+        return momentum_rule, weight_rule
+
+    def _by(self, numbers: dict[str, float], like: Tensor) -> Numbers:
+        return tensors_of(numbers, like) if self._compiles else numbers
 
     def _made_orthogonal(self, stack: MatrixStack, x_NRC: Tensor) -> Tensor:
         """Orthogonalize each matrix, or each head of it."""
@@ -124,7 +157,7 @@ class MuonOptimizer(Optimizer):
 
     def _rows(self, part: Tensor) -> Iterable[slice]:
         """Return the row ranges that are updated at once."""
-        return row_ranges(part) if self._storage.converts else (slice(0, part.shape[0]),)
+        return row_ranges(part) if self._storage.converts and not self._compiles else (slice(0, part.shape[0]),)
 
 
 def _part(tensor: Tensor, stack: MatrixStack) -> Tensor:
@@ -141,17 +174,60 @@ def scale_of(scale: str, shape: Sequence[int]) -> float:
     return max(1.0, outputs / inputs) ** 0.5
 
 
-def newton_schulz(x_NRC: Tensor, steps: int, coefficients: Sequence[float]) -> Tensor:
+def newton_schulz(x_NRC: Tensor, steps: int, coefficients: Sequence[float], symmetric: int | None = None) -> Tensor:
     """Return matrices [count, rows, columns] with the singular vectors of `x_NRC` and singular values near 1, in its
-    format. x ← a·x + (b·A + c·A²)·x with A = x·xᵀ, starting at x / ‖x‖ (Jordan et al. 2024)."""
+    format. x ← a·x + (b·A + c·A²)·x with A = x·xᵀ, starting at x / ‖x‖ (Jordan et al. 2024).
+
+    symmetric: rows from which A and A² are computed by `symmetric_product`; None: never.
+    """
     a, b, c = coefficients
     tall = x_NRC.shape[-2] > x_NRC.shape[-1]
     x = x_NRC.mT if tall else x_NRC
     x = x / x.flatten(1).norm(dim=1).clamp(min=LEAST_NORM)[:, None, None]
+    in_blocks = symmetric is not None and x.shape[1] >= symmetric and x.shape[1] % BLOCKS == 0
     for _ in range(steps):
-        squares = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(squares, squares, squares, beta=b, alpha=c), x, beta=a)
+        if in_blocks:
+            squares = symmetric_product(x)
+            inner = symmetric_product(squares, beta=b, alpha=c)
+        else:
+            squares = x @ x.mT
+            inner = torch.baddbmm(squares, squares, squares, beta=b, alpha=c)
+        x = torch.baddbmm(x, inner, x, beta=a)
     return x.mT if tall else x
+
+
+def symmetric_product(x_NRC: Tensor, *, beta: float = 0.0, alpha: float = 1.0) -> Tensor:
+    """Return alpha · x·xᵀ [count, rows, rows] + beta · x, of which 10 of 16 blocks are computed and 6 are copies.
+
+    With a beta x must be symmetric. rows must be divisible by 4.
+    """
+    count, rows, _ = x_NRC.shape
+    quarter, half = rows // BLOCKS, rows // 2
+    out_NRR = x_NRC.new_empty(count, rows, rows)
+    x_NQRC, out_NQRQR = x_NRC.unflatten(1, (BLOCKS, quarter)), out_NRR.view(count, BLOCKS, quarter, BLOCKS, quarter)
+    added = x_NRC.unflatten(1, (BLOCKS, quarter)).unflatten(3, (BLOCKS, quarter)) if beta else None
+
+    def multiply(left: Tensor, right: Tensor, add: Tensor | None) -> Tensor:
+        shape = (*left.shape[:-1], right.shape[-2])
+        left, right = left.flatten(0, -3), right.flatten(0, -3)
+        if add is None:
+            return torch.bmm(left, right.mT).view(shape)
+        return torch.baddbmm(add.reshape(-1, *shape[-2:]), left, right.mT, beta=beta, alpha=alpha).view(shape)
+
+    def diagonal(blocks: Tensor) -> Tensor:
+        return blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1)
+
+    diagonal(out_NQRQR).copy_(multiply(x_NQRC, x_NQRC, None if added is None else diagonal(added)))
+    # Blocks (1, 0) and (3, 2), then the lower left half.
+    below, above = (diagonal(out_NQRQR[:, one::2, :, other::2]) for one, other in ((1, 0), (0, 1)))
+    add = None if added is None else diagonal(added[:, 1::2, :, ::2])
+    product = multiply(x_NQRC[:, 1::2], x_NQRC[:, ::2], add)
+    below.copy_(product)
+    above.copy_(product.mT)
+    product = multiply(x_NRC[:, half:], x_NRC[:, :half], x_NRC[:, half:, :half] if beta else None)
+    out_NRR[:, half:, :half] = product
+    out_NRR[:, :half, half:] = product.mT
+    return out_NRR
 
 
 @op("setup.optimizer.muon", gives="optimizer")
@@ -176,9 +252,14 @@ def build_muon(
     states: str = "",
     stochastic_rounding: bool = False,
     cautious_decay: bool = False,
+    compiled: Sequence[str] = (),
+    symmetric: int | None = None,
 ) -> Optimizer:
     """Build the optimizer from this rank's parameter groups; the plan decides weight decay, and Muon or AdamW, per
-    parameter."""
+    parameter. compiled: kinds of devices on which element-wise parts are compiled. symmetric: as in `newton_schulz`, on
+    these devices."""
+    compiles = rank.device.type in compiled
+    symmetric = symmetric if compiles else None
     found = {name: parameter for name, parameter in updated(plan, model) if in_matrices(matrices, name)}
     rest = groups_of(plan, model, weight_decay, lambda name: name not in found)
     return MuonOptimizer(
@@ -188,7 +269,7 @@ def build_muon(
         lr=lr,
         momentum=momentum,
         nesterov=nesterov,
-        orthogonal=partial(newton_schulz, steps=ns_steps, coefficients=ns_coefficients),
+        orthogonal=partial(newton_schulz, steps=ns_steps, coefficients=ns_coefficients, symmetric=symmetric),
         heads=heads,
         scale=scale,
         number_format=DTYPES[format],
@@ -197,4 +278,5 @@ def build_muon(
         eps=eps,
         storage=storage_of(plan, model, progress, states, stochastic_rounding),
         cautious_decay=cautious_decay,
+        compiled=compiles,
     )

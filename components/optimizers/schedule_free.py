@@ -9,6 +9,7 @@ from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
+    Compiled,
     StateTensor,
     clip_norm,
     clip_spikes,
@@ -43,6 +44,7 @@ class ScheduleFree(PlannedOptimizer):
     clip_spikes: float | None = clip_spikes()
     clip_value: float | None = clip_value()
 
+    compiled: ClassVar[Compiled] = "always"
     counts: ClassVar[bool] = True
     temporaries: ClassVar[int] = 3
     before_forward: ClassVar[str] = "move weights to the point between average and newest, where gradients are computed"

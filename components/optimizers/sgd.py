@@ -9,6 +9,7 @@ from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
+    Compiled,
     States,
     StateTensor,
     clip_norm,
@@ -42,6 +43,7 @@ class Sgd(PlannedOptimizer):
     states: States = state_format()
     stochastic_rounding: bool = random_rounding()
 
+    compiled: ClassVar[Compiled] = "converted"
     elementwise: ClassVar[bool] = True
 
     def does(self, number_format: str) -> str:

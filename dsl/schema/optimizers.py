@@ -119,6 +119,7 @@ def cautious_decay() -> Any:
 
 
 States = Literal["auto", "bf16"]
+Compiled = Literal["never", "converted", "always"]
 
 
 def state_format() -> Any:
@@ -164,6 +165,9 @@ class Optimizer(Component):
     """True if the update of an element depends on that element alone, and moments start at 0."""
     before_forward: ClassVar[str] = ""
     """Change of the weights before a step computes with them, in words; empty: none."""
+    compiled: ClassVar[Compiled] = "never"
+    """When the update of a tensor is compiled on CUDA: if numbers are converted or decay is cautious, because torch has
+    a fused kernel for everything else, or always."""
     temporaries: ClassVar[int] = 0
     """Temporary numbers per element updated at once, in the update's format, in addition to weight, gradient and
     moments."""
@@ -233,6 +237,12 @@ class Optimizer(Component):
         """Return True if it decays the weights of a group by the group's `weight_decay`. args: arguments of its
         node."""
         return "weight_decay" in args
+
+    @classmethod
+    def compiles(cls, args: Mapping[str, Any]) -> bool:
+        """Return True if the update of a tensor is compiled on CUDA. args: arguments of its node."""
+        converted = cls.converts(args) or args.get("cautious_decay", False)
+        return cls.compiled == "always" or (cls.compiled == "converted" and converted)
 
     @classmethod
     def converts(cls, args: Mapping[str, Any]) -> bool:

@@ -154,9 +154,7 @@ def _memory(resolved: Resolved, pp: int, states: OwnedBytes, peak: int, **parts:
     updating += stack_of(resolved.spec).beside_update(resolved, states)
     scorer, scoring = scorer_bytes(resolved, pp)
     sampling = _buckets(resolved, states) + max(sampling_bytes(resolved), scoring)
-    # Exact copies of all gradients, from which their norm is computed.
-    norms = 2 * states.trained if resolved.formats.params == "bf16" else 0
-    peak = max(peak, persistent + norms, persistent + updating, persistent + sampling)
+    peak = max(peak, persistent + updating, persistent + sampling)
     peak += states.reference + scorer + replayed_bytes(resolved)
     return Memory(
         parameters=states.parameters,

@@ -74,6 +74,10 @@ def _converted(resolved: "Resolved", args: Mapping[str, Any], parameters: Iterab
         shape = resolved.cuts.shape(parameter)
         elements = min(shape[0], rows_at_once(shape)) * prod(shape[1:])
         moments = sum(BYTES[each.format or stored] != width for each in resolved.moments(parameter))
+        if args.get("compiled"):  # one pass over each tensor, except codes, which need the largest of each block first
+            codes = sum(each.format == "uint8" for each in resolved.moments(parameter))
+            largest = max(largest, prod(shape) * (codes + (codes > 0)) * width)
+            continue
         numbers = (weights + moments + chosen.temporaries) * width if chosen.converts(args) else 0
         largest = max(largest, elements * (numbers + cautious * width + rounds * OF_RANDOM_BITS))
     return largest
@@ -105,10 +109,16 @@ def _cuts(resolved: "Resolved", parameter: ParameterSpec) -> tuple[MatrixCut, ..
     return tuple(found)
 
 
-def work_of(found: list[MatrixBatch], width: int, steps: int, heads_of: Callable[[str], tuple[int, int]]) -> UpdateWork:
+def work_of(
+    found: list[MatrixBatch],
+    width: int,
+    steps: int,
+    symmetric: int | None,
+    heads_of: Callable[[str], tuple[int, int]],
+) -> UpdateWork:
     """Return the work of the first of the ranks that share the matrices. steps: of Newton–Schulz. width: bytes of a
-    sent number. heads_of: number of heads of a parameter that are updated separately, and the dimension (of two)
-    along which they lie."""
+    sent number. symmetric: rows from which 10 of 16 blocks of a symmetric product are computed; None: never. heads_of:
+    number of heads of a parameter that are updated separately, and the dimension (of two) along which they lie."""
     calls: list[CollectiveCall] = []
     flops, scratch, before = 0, 0, 0
     for batch in found:
@@ -119,8 +129,12 @@ def work_of(found: list[MatrixBatch], width: int, steps: int, heads_of: Callable
             count, *sides = stack.shape
             heads, dim = heads_of(stack.name)
             count, sides[dim] = count * heads, sides[dim] // heads
-            # x·xᵀ, its square, and their product with x, of min × max numbers each.
-            flops += count * steps * (4 * min(sides) ** 2 * max(sides) + 2 * min(sides) ** 3)
+            # x·xᵀ and its square, which are symmetric, and their product with x, of min × max numbers each.
+            rows, columns = min(sides), max(sides)
+            mirrored = 2 * rows**2 * columns + 2 * rows**3
+            if symmetric is not None and rows >= symmetric and rows % 4 == 0:
+                mirrored = mirrored * 10 // 16
+            flops += count * steps * (mirrored + 2 * rows**2 * columns)
         pieces = width * sum(prod(stack.at(len(batch.cuts) - 1, place)) for stack in batch.stacks)
         whole = width * sum(prod(stack.shape) for stack in own)
         largest = width * max((prod(stack.shape) for stack in own), default=0)

@@ -185,7 +185,8 @@ def _optimizer_rules(args: Mapping[str, Any]) -> Rules:
     chosen = OPTIMIZERS.of(args) if "user" in args else OPTIMIZERS.get(args["kind"])
     own = chosen.resuming if chosen is not None else {}
     learned = {name: learns(f"optimizer.{name}", own.get(name, LEARNS)) for name in args}
-    return {**learned, **dict.fromkeys(("kind", "lr", "state", "scalars"))}
+    rounding = dict.fromkeys(("compiled", "symmetric"), rounds("launch.device", "updates are rounded differently"))
+    return {**learned, **rounding, **dict.fromkeys(("kind", "lr", "state", "scalars"))}
 
 
 def _group_rules(args: Mapping[str, Any]) -> Rules:
@@ -200,6 +201,8 @@ def _group_rules(args: Mapping[str, Any]) -> Rules:
 def _optimizer(graph: Builder, resolved: Resolved, model: str) -> str:
     chosen = resolved.spec.optimizer
     does = chosen.does(resolved.formats.params)
+    if "compiled" in resolved.groups.main:
+        does += "; on cuda the update of each tensor is compiled"
     return graph.add("setup", "setup.optimizer", does, args=dict(resolved.groups.main), after=((model, "model"),))
 
 

@@ -73,16 +73,27 @@ class GradientNorm:
 
 def squares_of(gradients: Sequence[Tensor], like: Tensor) -> Tensor:
     """Return the squared norm of each of this rank's tensors, in fp64 on the device of `like`."""
-    grads = [_at_least_fp32(gradient) for gradient in gradients]
-    if not grads:  # of a stage without trained parameters
+    if not gradients:  # of a stage without trained parameters
         return like.new_zeros(0)
-    long = [grad.is_cpu and grad.numel() > EXACT for grad in grads]
-    short = [grad.new_zeros(0) if apart else grad for grad, apart in zip(grads, long, strict=True)]
-    squares = torch.stack(torch._foreach_norm(short)).double().square()  # pyright: ignore[reportPrivateImportUsage]
-    for place, grad in enumerate(grads):
-        if long[place]:
-            squares[place] = _square_by_rows(grad.flatten())
-    return squares.to(like.device)
+    squares: dict[int, Tensor] = {}
+    kinds: dict[bool, list[int]] = {True: [], False: []}
+    for place, grad in enumerate(gradients):
+        if grad.is_cpu and grad.numel() > EXACT:
+            squares[place] = _square_by_rows((grad.float() if _is_narrow(grad) else grad).flatten())
+        else:
+            kinds[_is_narrow(grad)].append(place)
+    for narrow, own in kinds.items():
+        if own:  # kernels add narrow numbers in fp32, without copies of them
+            given, wider = [gradients[place] for place in own], torch.float32 if narrow else None
+            found = torch.stack(torch._foreach_norm(given, 2, wider)).double().square()  # pyright: ignore[reportPrivateImportUsage]
+            if len(own) == len(gradients):
+                return found.to(like.device)
+            squares |= zip(own, found.unbind(), strict=True)
+    return torch.stack([squares[place] for place in range(len(gradients))]).to(like.device)
+
+
+def _is_narrow(gradient: Tensor) -> bool:
+    return gradient.dtype not in (torch.float32, torch.float64)
 
 
 def _square_by_rows(gradient: Tensor) -> Tensor:
@@ -183,10 +194,6 @@ def _sum(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
 def local_gradient(grad: Tensor | nn.Parameter | None) -> Tensor:
     assert grad is not None
     return grad.to_local() if isinstance(grad, DTensor) else grad
-
-
-def _at_least_fp32(grad: Tensor) -> Tensor:
-    return grad if grad.dtype in (torch.float32, torch.float64) else grad.float()
 
 
 @frozen(kw_only=True)

@@ -3,12 +3,11 @@
 The optimizers are in `components/optimizers/`. The closed form of the learning rate is in the planner.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from math import prod
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import evolve, frozen
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -16,56 +15,28 @@ from torch.optim import Optimizer
 
 from xtrain.dsl.schema.optimizers import Rate, StateTensor
 from xtrain.plan.arithmetic import Arithmetic
-from xtrain.plan.groups import ParameterGroups, is_in, name_of, rows_at_once
+from xtrain.plan.groups import ParameterGroups, is_in, name_of
 from xtrain.plan.learning_rate import learning_rate
 from xtrain.plan.plan import Node, Plan
 from xtrain.runtime.base.ops import PlanMismatch, op, op_of
 from xtrain.runtime.base.state import Progress, Resources
 from xtrain.runtime.feed.setup import Feed
-from xtrain.runtime.nn.axes import local, start_of
-from xtrain.runtime.nn.layers import shifted, splitmix64, stream_of
+from xtrain.runtime.nn.axes import local
 from xtrain.runtime.nn.pipeline import WrappedModel
 from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.updates import (
+    PLAIN,
+    Box,
+    MomentFormat,
+    Rule,
+    StochasticRounding,
+    compiled_rule,
+    row_ranges,
+    tensors_of,
+    wide,
+    write_back,
+)
 from xtrain.runtime.nn.weights import first_state
-
-
-@define(eq=False)
-class StochasticRounding:
-    """Stochastic rounding of weights. parameters: the rounded ones, by name. progress: has the step."""
-
-    parameters: Iterable[tuple[str, Tensor]]
-    seed: int
-    progress: Progress
-    _places: dict[int, tuple[str, tuple[int, ...], tuple[int, ...]]] = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._places = {id(p): (name, tuple(p.shape), start_of(p)) for name, p in self.parameters}
-
-    def write(self, parameter: Tensor, first: int, piece: Tensor, value: Tensor) -> None:
-        """Round `value`, in fp32, into `piece`: rows of this rank's shard of a parameter, from its row `first` on."""
-        name, shape, start = self._places[id(parameter)]
-        place_RC = _places(shape, (start[0] + first, *start[1:]), piece.shape, piece.device)
-        piece.copy_(rounded(value, random_bits(place_RC, stream_of(f"{self.seed}:{self.progress.step}:{name}"))))
-
-
-def rounded(value: Tensor, bits: Tensor) -> Tensor:
-    """Round fp32 to bf16: up if the lower half of a number plus 16 random bits, as int32, carry into the upper half."""
-    upper = ((value.view(torch.int32) + bits) & -0x10000).view(torch.float32)
-    return torch.where(value.isfinite(), upper, value).to(torch.bfloat16)
-
-
-def random_bits(place: Tensor, key: int) -> Tensor:
-    """Return 16 random bits, as int32, for each int64 number."""
-    return shifted(splitmix64(place, key), 48).to(torch.int32)
-
-
-def _places(shape: tuple[int, ...], start: tuple[int, ...], extent: torch.Size, device: torch.device) -> Tensor:
-    """Return the index of each element of a box in the flattened whole. shape: of the whole."""
-    places = torch.zeros((), dtype=torch.int64, device=device)
-    for dim, (begin, length) in enumerate(zip(start, extent, strict=True)):
-        along = torch.arange(begin, begin + length, device=device) * prod(shape[dim + 1 :])
-        places = places + along.view(-1, *(1 for _ in range(len(shape) - dim - 1)))
-    return places
 
 
 @frozen(eq=False)
@@ -85,14 +56,14 @@ class Storage:
         """Return the initial value of a moment."""
         return first_state(parameter, StateTensor(moment, self.states))
 
+    def box(self, parameter: Tensor, first: int = 0) -> Box | None:
+        """Return the place of rows of a shard, from row `first` on, for stochastic rounding; None without it."""
+        return None if self.rounding is None else self.rounding.box(parameter, first)
+
     def write(self, parameter: Tensor, first: int, stored: Tensor, value: Tensor) -> None:
         """Write new weights to rows of this rank's shard of a parameter, from row `first` on."""
-        if value is stored:
-            return
-        if self.rounding is None:
-            stored.copy_(value)
-        else:
-            self.rounding.write(parameter, first, stored, value)
+        if value is not stored:
+            write_back(stored, value, self.box(parameter, first))
 
 
 def storage_of(
@@ -102,26 +73,6 @@ def storage_of(
     if not stochastic_rounding:
         return Storage(states)
     return Storage(states, StochasticRounding(model.trained(), plan.seed, progress))
-
-
-def wide(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Convert to the format of an update of `parameter`, fp32 or finer."""
-    return tensor.to(torch.promote_types(parameter.dtype, torch.float32))
-
-
-def row_ranges(tensor: Tensor) -> Iterator[slice]:
-    """Return the row ranges of a shard that are updated at once; a shard without rows has one empty range."""
-    rows = rows_at_once(tensor.shape)
-    return (slice(first, first + rows) for first in range(0, max(1, tensor.shape[0]), rows))
-
-
-def decay_cautiously(weights: Tensor, updates: Tensor, share: float) -> None:
-    """Decay weights, w ← w − share · w, where `updates`, which will be subtracted, do not move them away from 0 (Chen
-    et al. 2025, arXiv 2510.12402)."""
-    for rows in row_ranges(weights):
-        weight, update = weights[rows], updates[rows]
-        toward_zero = (weight.sign() * update.sign() >= 0).to(weight.dtype)
-        weight.mul_(toward_zero.mul_(-share).add_(1))
 
 
 class LocalOptimizer(Optimizer):
@@ -135,10 +86,17 @@ class LocalOptimizer(Optimizer):
     counts: ClassVar[bool] = False
 
     def __init__(
-        self, params: Any, defaults: dict[str, Any], storage: Storage | None = None, cautious_decay: bool = False
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        storage: Storage | None = None,
+        cautious_decay: bool = False,
+        compiled: bool = False,
     ) -> None:
+        """Initialize the optimizer. compiled: the whole update of a tensor is compiled."""
         super().__init__(params, {"weight_decay": 0.0, **defaults})
-        self._storage, self._cautious_decay = storage or Storage(), cautious_decay
+        self._storage, self._cautious_decay, self._compiles = storage or Storage(), cautious_decay, compiled
+        self._compiled: dict[tuple[MomentFormat, ...], Callable[..., None]] = {}
 
     @property
     def converts(self) -> bool:
@@ -157,6 +115,15 @@ class LocalOptimizer(Optimizer):
         updates, with this one, if `counts`."""
         raise NotImplementedError
 
+    @property
+    def rule(self) -> Rule:
+        """The formula of an update, for compilation."""
+        raise NotImplementedError
+
+    def numbers(self, group: Mapping[str, Any]) -> dict[str, float]:
+        """Return the numbers that the rule takes from a parameter group."""
+        raise NotImplementedError
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update all parameters that have a gradient. closure: not used."""
@@ -169,6 +136,11 @@ class LocalOptimizer(Optimizer):
             counts = [self.state[parameter]["step"] for parameter in used] if self.counts else []
             if counts:
                 torch._foreach_add_(counts, 1)  # pyright: ignore[reportPrivateImportUsage]
+            if self._compiles:
+                by = tensors_of(self.numbers(group), used[0])
+                for place, parameter in enumerate(used):
+                    self._update_compiled(parameter, counts[place] if counts else None, by)
+                continue
             if self.converts:
                 for place, parameter in enumerate(used):
                     self._update_converted(group, parameter, counts[place : place + 1])
@@ -188,25 +160,32 @@ class LocalOptimizer(Optimizer):
         """Create the initial value of a moment."""
         self.state[parameter][moment] = self._storage.first(parameter, moment)
 
-    def load(self, parameter: Tensor, moment: str, rows: slice) -> Tensor:
-        """Return rows of a moment of this rank's shard, in the format of an update."""
-        return wide(local(self.state[parameter][moment])[rows], parameter)
+    def stored(self, parameter: Tensor, moment: str) -> tuple[MomentFormat, list[Tensor]]:
+        """Return the format of a moment, and the tensors of this rank's shard."""
+        return PLAIN, [local(self.state[parameter][moment])]
 
-    def store(self, parameter: Tensor, moment: str, rows: slice, value: Tensor) -> None:
-        """Store rows of a moment after an update."""
-        stored = local(self.state[parameter][moment])[rows]
-        if stored.dtype != value.dtype:  # otherwise the update was in place
-            stored.copy_(value)
+    def _formats(self, parameter: Tensor) -> tuple[tuple[MomentFormat, ...], list[list[Tensor]]]:
+        every = [self.stored(parameter, name) for name in self.moments]
+        return tuple(form for form, _ in every), [tensors for _, tensors in every]
+
+    def _update_compiled(self, parameter: Tensor, count: Tensor | None, by: dict[str, Tensor]) -> None:
+        formats, moments = self._formats(parameter)
+        if formats not in self._compiled:
+            self._compiled[formats] = compiled_rule(self.rule, formats)
+        gradient = local(parameter.grad)  # pyright: ignore[reportArgumentType]
+        self._compiled[formats](local(parameter), gradient, moments, count, by, self._storage.box(parameter))
 
     def _update_converted(self, group: dict[str, Any], parameter: Tensor, counts: list[Tensor]) -> None:
         """Update some rows at a time, converted to the format of the update."""
         weights, gradients = local(parameter), local(parameter.grad)  # pyright: ignore[reportArgumentType]
+        formats, whole = self._formats(parameter)
         for rows in row_ranges(weights):
-            piece, moments = weights[rows], [self.load(parameter, name, rows) for name in self.moments]
+            piece, pieces = weights[rows], [[tensor[rows] for tensor in tensors] for tensors in whole]
+            moments = [form.load(own, piece) for form, own in zip(formats, pieces, strict=True)]
             weight = wide(piece, piece)
             self.update(group, [weight], [wide(gradients[rows], piece)], [[m] for m in moments], counts)
-            for name, moment in zip(self.moments, moments, strict=True):
-                self.store(parameter, name, rows, moment)
+            for form, own, moment in zip(formats, pieces, moments, strict=True):
+                form.store(own, moment)
             self._storage.write(parameter, rows.start, piece, weight)
 
 

@@ -8,7 +8,8 @@ from xtrain.components.optimizers.adamw_torch import LocalAdamW
 from xtrain.components.optimizers.lion_torch import LionOptimizer
 from xtrain.components.optimizers.sgd_torch import LocalSGD
 from xtrain.runtime.base.state import Progress
-from xtrain.runtime.nn.optimizer import LocalOptimizer, StochasticRounding, Storage, random_bits, rounded
+from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage
+from xtrain.runtime.nn.updates import StochasticRounding, random_bits, rounded
 
 MAKES = {
     "adamw": lambda groups, storage: LocalAdamW(groups, 0.1, (0.9, 0.95), 1e-8, storage),
