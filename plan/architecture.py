@@ -14,7 +14,7 @@ from attrs import field, frozen
 from xtrain.dsl.schema.adapters import Adapter, adapter_of
 from xtrain.dsl.schema.losses import HeadKind
 from xtrain.dsl.schema.model import FAMILIES, ModelEnds
-from xtrain.dsl.schema.model_config import HARMLESS, Rope, is_metadata
+from xtrain.dsl.schema.model_config import HARMLESS_TO_CODE, Rope, is_metadata
 
 EMBEDDING: Final = "embed_tokens"
 HEAD: Final = "lm_head"
@@ -200,7 +200,7 @@ class Architecture:
         content = self.to_json()
         if (code := self.own.get("code")) is None:
             return content
-        config = {name: value for name, value in code["config"].items() if not is_metadata(name, HARMLESS)}
+        config = {name: value for name, value in code["config"].items() if not is_metadata(name, HARMLESS_TO_CODE)}
         return {**content, "code": {"class": code["class"], **config}}
 
     @classmethod

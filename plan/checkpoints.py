@@ -155,7 +155,7 @@ def origin_contents(plan: Plan, saved: Mapping[str, Any]) -> dict[str, Any]:
         arch = evolve(arch, head="vocabulary", tie_embeddings=model.get("tie_embeddings", False))
     whole = {tensor.name: list(tensor.shape) for tensor in parameters(arch)}
     contents = {name: value for name, value in checkpoint_contents(plan).items() if name != ADAPTER_ALONE}
-    return {**contents, "tensors": whole, "model": arch.to_json()}
+    return {**contents, "tensors": whole, "model": arch.identity}
 
 
 def alignment(plan: Plan) -> int:
@@ -270,7 +270,7 @@ def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMis
         found.append(CheckpointMismatch(path="model.family", text=text))
     for name in changed:
         if meaning(name) == "meaning" or (meaning(name) == "width" and not shapes):
-            text = f"{_spell(before.get(name))} → {_spell(after.get(name))}: the same weights would give other results"
+            text = f"{_change(before.get(name), after.get(name))}: the same weights would give other results"
             found.append(CheckpointMismatch(path=setting_path(name), text=text))
     return found
 
@@ -352,7 +352,15 @@ def setting_path(name: str) -> str:
 def _spell(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_spell(each)}" for name, each in value.items()) or "none"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value).lower() if isinstance(value, bool | None) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _change(before: Any, after: Any) -> str:
+    """Return the text of a change: of two mappings the keys alone that differ."""
+    if not (isinstance(before, Mapping) and before and isinstance(after, Mapping) and after):
+        return f"{_spell(before)} → {_spell(after)}"
+    names = (name for name in {**before, **after} if before.get(name) != after.get(name))
+    return ", ".join(f"{name} {_change(before.get(name), after.get(name))}" for name in names)
 
 
 def tensor_difference(saved: dict[str, list[int]], planned: dict[str, list[int]]) -> str:

@@ -22,6 +22,7 @@ from xtrain.plan.canonical import fingerprint, portable, whole_numbers
 from xtrain.plan.data import reads
 from xtrain.plan.learning_rate import in_effect
 from xtrain.plan.resolved import Formats, Resolved
+from xtrain.plan.weight_files import WeightFiles
 from xtrain.planner.derive.model import reference_files
 from xtrain.planner.graph.saving import pretrained
 
@@ -64,9 +65,17 @@ def config_of(resolved: Resolved) -> dict[str, Any]:
         **_mixture(resolved),
     }
     beginning = {k: portable(v) for k, v in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))) if v}
-    weights = {"weights": resolved.weights.digest} if resolved.weights is not None else {}
-    weights |= {"reference": files.digest} if (files := reference_files(spec)) is not None else {}
+    known = {"weights": resolved.weights, "reference": reference_files(spec)}
+    weights = {name: _weights(files, resolved) for name, files in known.items() if files is not None}
     return whole_numbers({**content, **({"checkpoint": beginning} if beginning else {}), **weights})
+
+
+def _weights(files: WeightFiles, resolved: Resolved) -> str:
+    """Return the digest of a folder's weights: of a model of transformers' code without `config.json`, of which
+    `Architecture.identity` has all keys that matter."""
+    if "code" not in resolved.architecture.own:
+        return files.digest
+    return fingerprint({name: [each.format, list(each.shape)] for name, each in files.tensors.items()})
 
 
 def _config_of_server(resolved: Resolved) -> dict[str, Any]:

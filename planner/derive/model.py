@@ -14,7 +14,7 @@ from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, PRECOMPUTED, ReferredLoss
 from xtrain.dsl.schema.model import FAMILIES, ModelFolder
-from xtrain.dsl.schema.model_config import HARMLESS, is_metadata
+from xtrain.dsl.schema.model_config import HARMLESS_TO_CODE, is_metadata
 from xtrain.dsl.schema.setting import Auto, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
@@ -117,7 +117,7 @@ def _of_folder(spec: Spec, loss: ReferredLoss, architecture: Architecture) -> Re
 
         ours, read = code["config"], read_config(ModelFolder(path=folder))
         names = (name for name in ours.keys() | read.keys() if ours.get(name) != read.get(name))
-        if different := sorted(name for name in names if not is_metadata(name, HARMLESS)):
+        if different := sorted(name for name in names if not is_metadata(name, HARMLESS_TO_CODE)):
             return f"`{different[0]}` in the config.json of {folder} differs from the run's model", other
     else:
         meaning = FAMILIES[family].resuming

@@ -96,7 +96,10 @@ def build(config: Any, experts: str = "eager") -> nn.Module:
     experts: how its experts are computed, if it lets one choose. Raises UnknownCode.
     """
     cls = class_of(config)
-    config.use_cache = False
+    config.return_dict, config.dtype = True, torch.get_default_dtype()
+    for name in ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits"):
+        if hasattr(config, name):
+            setattr(config, name, False)
     choices = {"_attn_implementation": "sdpa", "_experts_implementation": experts}
     while True:
         for name in ("_attn_implementation", "_experts_implementation"):

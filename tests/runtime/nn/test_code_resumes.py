@@ -1,0 +1,51 @@
+"""Runs of models that transformers' own code computes: what an edited config.json, folder or package means for them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from code_models import inspect_here, make, plan_for
+
+from xtrain.dsl.checking import model_code
+from xtrain.plan.checkpoints import checkpoint_contents, mismatches, origin_contents, weight_mismatches
+
+
+@pytest.fixture(autouse=True)
+def _inspected_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_code, "_inspected", model_code._inspected)
+    inspect_here()
+
+
+def edit(folder: Path, **keys: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+
+@pytest.mark.parametrize(("keys", "reason"), [
+    ({"transformers_version": "9", "use_cache": True, "dtype": "bfloat16", "architectures": None}, ""),
+    ({"return_dict": False, "output_hidden_states": True, "output_attentions": True, "eos_token_id": 9}, ""),
+    ({"rms_norm_eps": 0.001}, "model.code rms_norm_eps 1e-05 → 0.001: the same weights would give other results"),
+    ({"pad_token_id": 7}, "model.code pad_token_id 1 → 7: the same weights would give other results"),
+    ({"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 9.0}}},
+     "model.code rope_parameters full_attention rope_theta 500000 → 9, sliding_attention rope_theta 500000, rope_type "
+     "default → none: the same weights would give other results"),
+])  # fmt: skip
+def test_a_run_resumes_after_edits_of_metadata_alone(keys: dict[str, Any], reason: str, tmp_path: Path):
+    make("olmo3", tmp_path, rope_parameters={
+        name: {"rope_type": "default", "rope_theta": 500000.0} for name in ("full_attention", "sliding_attention")
+    })  # fmt: skip
+    before = plan_for(tmp_path)
+    edit(tmp_path, **keys)
+    after = plan_for(tmp_path)
+    assert (before.config_id == after.config_id) == (not reason)
+    found = mismatches(checkpoint_contents(before), checkpoint_contents(after))
+    assert [str(each) for each in found] == ([reason] if reason else [])
+
+
+def test_a_run_starts_from_the_weights_of_another(tmp_path: Path):
+    make("olmo3", tmp_path)
+    saved = checkpoint_contents(plan_for(tmp_path))
+    for more in ("", "adapter lora { rank = 2 }"):
+        assert not weight_mismatches(saved, origin_contents(plan_for(tmp_path, more=more), saved))
