@@ -352,7 +352,9 @@ def setting_path(name: str) -> str:
 def _spell(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_spell(each)}" for name, each in value.items()) or "none"
-    return str(value).lower() if isinstance(value, bool | None) else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _change(before: Any, after: Any) -> str:

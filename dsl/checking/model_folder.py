@@ -94,10 +94,10 @@ def _chosen_code(section: Section) -> str:
     return FAMILIES.unlisted if "code" in section.entries else ""
 
 
-def settings_in_folder(folder: str) -> tuple[dict[str, Any], Diagnostics]:
+def settings_in_folder(folder: str, *, code: bool = False) -> tuple[dict[str, Any], Diagnostics]:
     """Return the settings of a model that the `config.json` of a folder determines (of a nested block as
-    `router.normalise`), and its diagnostics."""
-    section, diagnostics = _section_of(folder)
+    `router.normalise`), and its diagnostics. code: whatever its type, transformers' code computes it."""
+    section, diagnostics = _section_of(folder, code)
     if diagnostics.has_errors:
         return {}, diagnostics
     found = {name: entry.value.data for name, entry in section.entries.items()}
@@ -113,11 +113,14 @@ def family_in_folder(folder: str) -> str | None:
     return None if diagnostics.has_errors else section.labels[0].value.data.text
 
 
-def _section_of(folder: str) -> tuple[Section, Diagnostics]:
+def _section_of(folder: str, code: bool = False) -> tuple[Section, Diagnostics]:
     """Return a section `model` filled from the `config.json` of a folder, and its diagnostics."""
     section, diagnostics = Section("model"), Diagnostics()
     path = str(Path(folder).absolute())
-    section.labels = [Label(Value(path, Span(SourceText(folder, path), 0, len(path))))]
+    span = Span(SourceText(folder, path), 0, len(path))
+    section.labels = [Label(Value(path, span))]
+    if code:
+        section.entries["code"] = SectionEntry(span, Value(Word("transformers"), span))
     folder_of(section, diagnostics)
     return section, diagnostics
 

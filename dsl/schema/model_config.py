@@ -474,11 +474,11 @@ _METADATA: Final = frozenset(
     use_bfloat16 use_cache use_flash_attention use_flash_attention_2 use_flash_attn""".split()  # noqa: SIM905
 )
 HARMLESS: Final = _GENERATION | _METADATA
-# Metadata of other families with which code of transformers may compute: the row of padding, masks, tables and angles of
-# positions, experts of a token.
+# Metadata of other families with which code of transformers may compute: the class, the row of padding, masks, tables
+# and angles of positions, experts of a token.
 _COMPUTED: Final = frozenset(
-    """is_decoder max_position_embeddings max_seq_len max_seq_length max_sequence_length pad_token_id pretraining_tp
-    seq_length top_k""".split()  # noqa: SIM905
+    """is_decoder max_position_embeddings max_seq_len max_seq_length max_sequence_length model_type pad_token_id
+    pretraining_tp seq_length top_k""".split()  # noqa: SIM905
 )
 HARMLESS_TO_CODE: Final = HARMLESS - _COMPUTED
 # Keys of any config with the values that have no effect.

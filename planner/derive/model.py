@@ -104,15 +104,16 @@ def _of_folder(spec: Spec, loss: ReferredLoss, architecture: Architecture) -> Re
     folder = loss.reference_folder
     if folder is None:
         return None
-    means, diagnostics = settings_in_folder(folder)
+    code = architecture.own.get("code")
+    means, diagnostics = settings_in_folder(folder, code=code is not None)
     if diagnostics.has_errors:
         why = diagnostics.errors[0].message.replace(str(Path(folder).absolute()), folder)
         words = f"`{INITIAL}`, `{ADAPTER_OFF}`, `{PRECOMPUTED}`"
         return f"{folder} cannot be a reference: {why}", f"give the folder of a model, or one of {words}"
     family, other = architecture.family, "give a model of the same architecture"
-    if (theirs := family_in_folder(folder)) != family:
+    if code is None and (theirs := family_in_folder(folder)) != family:
         return f"`family` is {theirs} in {folder}, and {family} in the model of the run", other
-    if (code := architecture.own.get("code")) is not None:
+    if code is not None:
         from xtrain.dsl.checking.model_code import read_config
 
         ours, read = code["config"], read_config(ModelFolder(path=folder))

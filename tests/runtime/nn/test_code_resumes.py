@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from code_models import inspect_here, make, plan_for
+from reference_models import make as make_native
 
 from xtrain.dsl.checking import model_code
 from xtrain.plan.checkpoints import checkpoint_contents, mismatches, origin_contents, weight_mismatches
+from xtrain.planner.load import plan_from_text
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +51,26 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path: Path):
     saved = checkpoint_contents(plan_for(tmp_path))
     for more in ("", "adapter lora { rank = 2 }"):
         assert not weight_mismatches(saved, origin_contents(plan_for(tmp_path, more=more), saved))
+
+
+@pytest.mark.parametrize(("keys", "reason"), [
+    ({"use_cache": True}, ""),
+    ({"rms_norm_eps": 0.001}, "`rms_norm_eps` in the config.json"),
+    ({"model_type": "qwen2"}, "`model_type` in the config.json"),
+    ({"rope_scaling": "nonsense"}, "rejects the config"),
+])  # fmt: skip
+def test_a_reference_is_computed_by_the_same_code(keys: dict[str, Any], reason: str, tmp_path: Path):
+    """Of a type that there is a native family for."""
+    make_native("llama", "odd heads, tied", tmp_path / "own")
+    make_native("llama", "odd heads, tied", tmp_path / "other")
+    edit(tmp_path / "other", **keys)
+    text = f"""experiment small {{ budget = 4 steps }}
+    model "{tmp_path}/own" {{ code = transformers }}
+    tokenizer bytes
+    dataset pairs {{ source = jsonl("*.jsonl"), chosen = "chosen", rejected = "rejected" }}
+    loss dpo {{ reference = "{tmp_path}/other" }}
+    batch {{ sequence = 64 }}
+    optimizer adamw {{ lr = 1e-3 }}
+    """
+    found = [each.message for each in plan_from_text(text, "small.xtrain").diagnostics.errors]
+    assert len(found) == bool(reason) and all(reason in each for each in found), found
