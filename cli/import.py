@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         diagnostics.error("X750", str(problem), problem.span, hint=problem.hint)
         report(diagnostics)
         return 2
-    draft = IMPORTERS[_format(arguments, config)]().imported(config)  # pyright: ignore[reportCallIssue]
+    importer = IMPORTERS[_format(arguments, config)]
+    draft = importer().imported(config)  # pyright: ignore[reportCallIssue]
     text = format_source(SourceText("imported.xtrain", draft.spec()))
     missing = _report_missing(draft, partial=arguments.partial)
     if missing and not arguments.partial:
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(text, end="")
     else:
         _write(Path(arguments.to), text, force=arguments.force)
-    return _planned(target, text, draft, arguments.world)
+    return _planned(target, text, draft, arguments.world, _ABSENT if importer.whole else (*_ABSENT, *_LEFT_OUT))
 
 
 def _format(arguments: argparse.Namespace, config: "ConfigFile") -> str:
@@ -89,7 +90,7 @@ def _format(arguments: argparse.Namespace, config: "ConfigFile") -> str:
 def _report_missing(draft: "Draft", *, partial: bool) -> int:
     """Report the keys that xtrain cannot express, and how many keys each class has; return the number of the former."""
     from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
-    from xtrain.dsl.importing.draft import Fate
+    from xtrain.dsl.importing.accounts import Fate
 
     diagnostics = Diagnostics()
     missing = [account for account in draft.accounts() if account.fate is Fate.MISSING]
@@ -121,16 +122,18 @@ def _write(path: Path, text: str, *, force: bool) -> None:
 
 # Folders and files that may be on other machines.
 _ABSENT = ("X520", "X505", "W505", "W501")
+# Blocks and settings that a file without model and data leaves to the user.
+_LEFT_OUT = ("X204", "X205", "X502")
 
 
-def _planned(target: str, text: str, draft: "Draft", world: int | None) -> int:
+def _planned(target: str, text: str, draft: "Draft", world: int | None, expected: tuple[str, ...]) -> int:
     """Check and plan the spec; report mistakes. What is not on this machine is reported, and is no failure."""
     from xtrain.dsl.diagnostics.diagnostic import printable
     from xtrain.planner.load import plan_from_text
 
     compiled = plan_from_text(text, target, (), world or (draft.ranks if draft.ranks > 1 else None))
     report(compiled.diagnostics)
-    wrong = [error for error in compiled.diagnostics.errors if error.code not in _ABSENT]
+    wrong = [error for error in compiled.diagnostics.errors if error.code not in expected]
     shown = shlex.quote(target)
     if compiled.plan is not None:
         print(f"The spec has a plan for {compiled.plan.mesh.world_size} ranks: `xtrain plan {shown}`", file=sys.stderr)

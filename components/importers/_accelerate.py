@@ -3,8 +3,9 @@
 from typing import Final
 
 from xtrain.components.importers._deepspeed_json import write_deepspeed
+from xtrain.dsl.importing.accounts import is_off
 from xtrain.dsl.importing.config_file import UnreadableConfig, read_config
-from xtrain.dsl.importing.draft import Draft, is_off
+from xtrain.dsl.importing.draft import Draft
 
 _OF_FSDP: Final = (
     "sharding_strategy version auto_wrap_policy transformer_layer_cls_to_wrap state_dict_type final_state_dict_type "

@@ -6,7 +6,8 @@ from typing import Final
 from xtrain.components.importers._accelerate import write_fsdp
 from xtrain.components.importers._deepspeed_json import write_zero
 from xtrain.components.importers._transformers_trainer import module_names, names, write_lora
-from xtrain.dsl.importing.draft import Draft, is_off
+from xtrain.dsl.importing.accounts import is_off
+from xtrain.dsl.importing.draft import Draft
 
 _EXPERTS: Final = re.compile(r"moe|mixtral|\d+x\d+b|-a\d+b|gpt-oss|deepseek|dbrx|jamba|glm-?[45]|scout|maverick")
 _WHOLE_TEXT: Final = re.compile(r"\^?(model\.language_model\.\*|language_model\.\*|lm_head(\.\*)?|embed_tokens)")

@@ -5,8 +5,9 @@ Numbers that are `auto` are filled in by the trainer that starts DeepSpeed.
 
 from typing import Final
 
+from xtrain.dsl.importing.accounts import is_off
 from xtrain.dsl.importing.config_file import UnreadableConfig, read_config
-from xtrain.dsl.importing.draft import Draft, is_off
+from xtrain.dsl.importing.draft import Draft
 
 _BUFFERS: Final = (
     "zero_optimization.allgather_* zero_optimization.reduce_* zero_optimization.overlap_comm "

@@ -2,43 +2,21 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import attrs
-from attrs import Factory, field, frozen
+from attrs import Factory, field
 
-from xtrain.dsl.diagnostics.diagnostic import Span, printable
+from xtrain.dsl.diagnostics.diagnostic import printable
 from xtrain.dsl.diagnostics.synonyms import Given, synonym_of
+from xtrain.dsl.importing.accounts import Account, Fate, is_off, is_plain, shown, spec_literal
 from xtrain.dsl.importing.config_file import ConfigFile, flat
 from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.component import registry_of
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.spec_text import value_text
-
-_SHOWN: Final = 100  # characters of a value
-
-
-class Fate(StrEnum):
-    """Class of a key: every key of the source has exactly one."""
-
-    TRANSLATED = "translated"
-    DEFAULT = "the same as xtrain's default"
-    MEANINGLESS = "without meaning here"
-    MISSING = "not expressible"
-
-
-@frozen
-class Account:
-    """Class of a key. value: as text, shortened. why: empty for translated keys."""
-
-    key: str
-    value: str
-    fate: Fate
-    why: str
-    span: Span | None
 
 
 @attrs.define
@@ -55,30 +33,6 @@ class _Block:
     comment: str = ""
     lines: dict[str, _DraftLine] = Factory(dict)
     blocks: dict[str, "_Block"] = Factory(dict)
-
-
-def spec_literal(value: Any) -> str:
-    """Return a plain value as a spec writes it; a text of several lines keeps them."""
-    if isinstance(value, str) and "\n" in value:
-        lines = value.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-        return f'"""{lines}"""'
-    return value_text(value)
-
-
-def shown(value: Any) -> str:
-    """Return a value of a configuration as one short line."""
-    text = printable(value_text(value) if isinstance(value, bool | int | float | str | list) and _plain(value) else
-                     str(value))  # fmt: skip
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
-
-
-def _plain(value: Any) -> bool:
-    return all(not isinstance(item, dict) and item is not None for _, item in flat(value, "value"))
-
-
-def is_off(value: Any) -> bool:
-    """Return True if a value switches a feature off in configurations of Python trainers."""
-    return not value or (isinstance(value, str) and value.lower() in ("no", "none", "false", "off", "disabled"))
 
 
 @attrs.define
@@ -254,7 +208,7 @@ class Draft:
                 self.missing(key, synonym.hint_with())
                 return
             text = converted
-        elif isinstance(value, dict) or not _plain(value):
+        elif isinstance(value, dict) or not is_plain(value):
             self.missing(key, "a plain value is expected")
             return
         self.set(f"{path}.{name}", None, key, note, text=text)
@@ -288,28 +242,36 @@ class Draft:
     def accounts(self) -> list[Account]:
         """Return the class of every key, in the order of the source. A key that nothing has classified is not
         expressible; one without a value has no meaning."""
-        found = []
+        found: dict[str, Account] = {}
         for key, value in self.values.items():
-            if key in self._accounts:
-                found.append(self._accounts[key])
+            own, above = self._accounts.get(key), self._above(key)
+            if own is not None:
+                if key not in self._split:
+                    found[key] = own
                 continue
-            if (isinstance(value, dict | list) and value) or self._above(key):
+            if isinstance(value, dict | list) and value:
                 continue
+            if above is not None:
+                if above.key in self._split:
+                    found[key] = attrs.evolve(above, key=key, value=shown(value), span=self.config.spans.get(key))
+                continue
+            fate, why = Fate.MISSING, f"{self.trainer} has no such key, as far as xtrain knows"
             if value is None or value in ({}, []):
-                found.append(
-                    Account(key, shown(value), Fate.MEANINGLESS, "it has no value", self.config.spans.get(key))
-                )
-                continue
-            why = f"{self.trainer} has no such key, as far as xtrain knows"
-            found.append(Account(key, shown(value), Fate.MISSING, why, self.config.spans.get(key)))
-        return found
+                fate, why = Fate.MEANINGLESS, "it has no value"
+            found[key] = Account(key, shown(value), fate, why, self.config.spans.get(key))
+        return list(found.values())
 
-    def _above(self, key: str) -> bool:
-        """Return True if a container of the key is classified as a whole."""
+    @property
+    def _split(self) -> frozenset[str]:
+        """Containers that are classified as a whole, but for parts with a class of their own."""
+        return frozenset(above.key for key in self._accounts if (above := self._above(key)) is not None)
+
+    def _above(self, key: str) -> Account | None:
+        """Return the class of the container of a key that is classified as a whole."""
         while key := key.rpartition(".")[0]:
             if key in self._accounts and key not in self._attached:
-                return True
-        return False
+                return self._accounts[key]
+        return None
 
     def spec(self) -> str:
         """Return the text of the spec with the account of keys as comments. Settings with the default's value are left

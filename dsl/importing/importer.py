@@ -17,14 +17,15 @@ IMPORTERS: Final = Registry["Importer"]("importer", "importers")
 class Importer(Component):
     """A format of configurations.
 
-    title: name of the trainer. marks: keys that distinguish its files from files of other formats; `a|b` is either.
-    settings: block → keys whose meaning the table of other trainers' settings has. without_meaning: reason → keys
-    that nothing here corresponds to. lacking: reason → keys of features that xtrain does not have; off, they say what
-    xtrain does anyway.
+    title: name of the trainer. whole: its files name model and data. marks: keys that distinguish its files from files
+    of other formats; `a|b` is either, `!a` must not be there. settings: block → keys whose meaning the table of other
+    trainers' settings has. without_meaning: reason → keys that nothing here corresponds to. lacking: reason → keys of
+    features that xtrain does not have; off, they ask for what xtrain does anyway.
     """
 
     kind: str
     title: ClassVar[str]
+    whole: ClassVar[bool] = True
     marks: ClassVar[tuple[str, ...]]
     settings: ClassVar[dict[str, str]] = {}
     without_meaning: ClassVar[dict[str, str]] = {}
@@ -58,5 +59,7 @@ def candidates(config: ConfigFile) -> list[str]:
 
 def _shares(present: set[str]) -> Iterator[tuple[str, float]]:
     for name, kind in IMPORTERS.items():
-        hits = sum(any(word in present for word in mark.split("|")) for mark in kind.marks)
-        yield name, hits / len(kind.marks)
+        wanted = [mark for mark in kind.marks if not mark.startswith("!")]
+        hits = sum(any(word in present for word in mark.split("|")) for mark in wanted)
+        foreign = any(mark[1:] in present for mark in kind.marks if mark.startswith("!"))
+        yield name, 0.0 if foreign else hits / len(wanted)
