@@ -395,6 +395,54 @@ def test_tables(tmp_path, kind, text, lines):
     assert {error.code for error in errors} <= ABSENT | {"X205", "X602"}  # warm-up of 2,000 steps; no tokenizer
 
 
+ARCTIC = """\
+type: sft
+model: {name_or_path: models/own}
+data: {sources: ["org/name:train[:9]"]}
+"""
+XORL = """\
+model: {model_path: models/own}
+data: {datasets: [{path: a.jsonl, ds_type: json, type: tokenized}]}
+train: {output_dir: out}
+"""
+NESTED = [
+    ("arctic_training", {}, ['source = huggingface("org/name", split = "train[:9]")', 'messages = "messages"',
+                             "lr = 0.0005", "!weight_decay = 0.1", "betas = [0.9, 0.999]", "warmup = 10%",
+                             "activation full", "compute = bf16", "oversized = skip", "sequence = 8192"]),
+    ("arctic_training", {"type": "causal"}, ["oversized = split"]),
+    ("arctic_training", {"train_iters": 100, "exit_iteration": 10}, ["budget = 100 steps", "stop_at = 10 steps"]),
+    ("arctic_training", {"epochs": 2, "micro_batch_size": 3}, ["budget = 2 epochs", "micro = 3"]),
+    ("arctic_training", {"optimizer": {"type": "cpu_adam", "lr": 1e-3}, "scheduler": {"name": "cosine"}},
+     ["lr = 0.001", "scheduler cosine {"]),
+    ("arctic_training", {"deepspeed": {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}},
+     ["offload = true"]),
+    ("arctic_training", {"tiled_mlp_compute": True}, ["tile_mlp = auto"]),
+    ("arctic_training", {"checkpoint": [{"type": "huggingface", "output_dir": "m", "save_end_of_training": True}]},
+     ['on finish export { to = "m" }']),
+    ("xorl", {}, ['tokens = "input_ids"', 'mask = "labels"', "sequence = 32000", "lr = 5e-05", "scheduler constant",
+                  "compute = bf16", "activation full", "budget = 1 epoch"]),
+    ("xorl",
+     {"train": {"max_steps": 9, "lr": 1e-3, "lr_decay_style": "cosine", "lr_min": 1e-4, "lr_warmup_ratio": 0.1}},
+     ["budget = 9 steps", "floor = 10%", "warmup = 10%"]),
+    ("xorl", {"train": {"optimizer": "muon", "muon_lr": 0.02, "lr": 0.001, "weight_decay": 0.01}},
+     ["optimizer muon {", "lr = 0.02", "adamw_lr = 0.05", "scale = original", "group embed_tokens {"]),
+    ("xorl", {"train": {"save_steps": 7, "max_grad_norm": 0.5}}, ["every 7 steps checkpoint", "clip = 0.5"]),
+    ("xorl", {"lora": {"enable_lora": True, "lora_target_modules": ["qkv_proj"]}},
+     ['targets = ["q_proj", "k_proj", "v_proj"]']),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "more", "lines"), NESTED, ids=[f"{k}: {str(m)[:50]}" for k, m, _ in NESTED])
+def test_nested_configurations(tmp_path, kind, more, lines):
+    base = ARCTIC if kind == "arctic_training" else XORL
+    given = "".join(f"{key}: {json.dumps(value)}\n" for key, value in more.items())
+    draft, spec = imported(tmp_path, without(base, more) + given, kind=kind)
+    assert Fate.MISSING not in fates(draft).values()
+    written = lines_of(spec)
+    assert [line for line in lines if (line.removeprefix("!") in written) is line.startswith("!")] == []
+    assert has_no_mistake(spec, kind)
+
+
 @pytest.mark.parametrize(("text", "key"), [
     ("[model]\nname = \"llama4\"\nflavor = \"17bx16e\"\n[training]\nsteps = 1\n", "model.flavor"),
     (TITAN + "[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true\n",
@@ -403,9 +451,11 @@ def test_tables(tmp_path, kind, text, lines):
     (FORGE + "[optimizer]\nname = \"prodigy\"\n", "optimizer.name"),
     (FORGE.replace("n_heads", "num_experts = 4\nn_heads"), "model.num_experts"),
     (FORGE + "[vlm]\narch = \"mot\"\n", "vlm.arch"),
+    (ARCTIC.replace("sft", "dpo"), "type"),
+    (XORL.replace("out}", "out, lr_decay_ratio: 0.5}"), "train.lr_decay_ratio"),
 ])  # fmt: skip
 def test_what_tables_have_alone(tmp_path, text, key):
-    draft, _ = imported(tmp_path, text, "c.toml")
+    draft, _ = imported(tmp_path, text, "c.toml" if text.startswith("[") else "c.yml")
     found = fates(draft)
     assert Fate.MISSING in {found.get(key), found.get(key.rpartition(".")[0]), found.get(key.partition(".")[0])}
 
