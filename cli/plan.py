@@ -74,11 +74,18 @@ def _add_views(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain plan`. Exit status: 0 there is a plan, 2 invalid spec or command line, 3 the plan cannot be saved or
     traced."""
-    if (shown := show_alternatives(arguments)) is not None or (shown := show_sweep(arguments)) is not None:
-        return shown
-    from xtrain.planner.load import plan_from_path
+    from xtrain.dsl.load import load_spec
+    from xtrain.planner.load import is_saved, plan_from_loaded, plan_from_path
 
-    compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, counted)
+    if (shown := show_alternatives(arguments)) is not None:
+        return shown
+    if is_saved(arguments.spec):
+        compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, counted)
+    else:
+        loaded = load_spec(arguments.spec, arguments.sets)
+        if (shown := show_sweep(arguments, loaded)) is not None:
+            return shown
+        compiled = plan_from_loaded(loaded, arguments.world, counted)
     if compiled.plan is None:
         compiled.report_to(sys.stderr)
         if arguments.format == "json":

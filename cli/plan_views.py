@@ -11,6 +11,7 @@ from xtrain.text.printing import drawn_on
 
 if TYPE_CHECKING:
     from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+    from xtrain.dsl.load import Loaded
     from xtrain.dsl.spec import Spec
     from xtrain.plan.plan import Plan
     from xtrain.records.law import ScalingLaw
@@ -257,19 +258,17 @@ def _lines(plan: "Plan", law: "ScalingLaw") -> str:
     return head + "\n".join(lines) + "\n"
 
 
-def show_sweep(arguments: argparse.Namespace) -> int | None:
+def show_sweep(arguments: argparse.Namespace, loaded: "Loaded") -> int | None:
     """Print the sweep's plan; return the exit status, or None if the spec has no sweep or a view of a single plan is
     requested."""
-    from xtrain.planner.load import is_saved
-
     views = ("part", "rank", "show", "why", "trace", "law")
-    if is_saved(arguments.spec) or arguments.format not in ("text", "json"):
+    if arguments.format not in ("text", "json") or loaded.spec is None or loaded.spec.sweep is None:
         return None
     if any(is_given(getattr(arguments, name)) for name in views):
         return None
     from xtrain.planner.compile_sweep import compile_sweep
 
-    compiled = compile_sweep(arguments.spec, arguments.sets, arguments.world, counted, _progress)
+    compiled = compile_sweep(arguments.spec, arguments.sets, arguments.world, counted, _progress, loaded)
     if compiled is None:
         return None
     from xtrain.planner.review.sweep import render_sweep

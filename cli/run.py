@@ -71,7 +71,7 @@ def start(
     machine's place among several, None for a single one.
     """
     from xtrain.plan.graph import groups_node
-    from xtrain.runtime.base.process import BEGAN, is_worker
+    from xtrain.runtime.base.process import BEGAN, is_worker, note_of_rank
     from xtrain.runtime.jobs.launch import OF_NODE
 
     def ready() -> "Compiled":
@@ -89,6 +89,8 @@ def start(
         if {"TORCHELASTIC_RUN_ID", OF_NODE} & os.environ.keys():
             die_with_launcher(os.getppid())
         return lead(ready, ui, _print_notes) if is_first() else join()
+    if note := note_of_rank():
+        print(f"note: {note}", file=sys.stderr, flush=True)
     found = ready()
     assert found.plan is not None
     place = placed(found.plan)

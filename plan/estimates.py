@@ -1,15 +1,16 @@
 """Estimates of a plan: memory, traffic, FLOPs and seconds of a step, and the hardware that they are for."""
 
+from functools import cached_property
 from typing import Literal
 
-from attrs import frozen
+from attrs import define, frozen
 
 from xtrain.plan.architecture import ParameterSpec, pairs_within
 
 TrafficOp = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "recv"]
 
 
-@frozen(kw_only=True)
+@define(frozen=True, slots=False, kw_only=True)
 class Parameters:
     """Inventory of parameters by name and shape. `active` counts the parameters that one token uses."""
 
@@ -21,6 +22,16 @@ class Parameters:
     def trained(self) -> int:
         """Number of trained parameters."""
         return self.total - sum(tensor.size for tensor in self.tensors if not tensor.trained)
+
+    @cached_property
+    def of_blocks(self) -> dict[int, list[ParameterSpec]]:
+        """Layer → parameters of its block."""
+        found: dict[int, list[ParameterSpec]] = {}
+        for tensor in self.tensors:
+            root, _, inner = tensor.name.partition(".")
+            if root == "layers":
+                found.setdefault(int(inner.partition(".")[0]), []).append(tensor)
+        return found
 
 
 @frozen(kw_only=True)

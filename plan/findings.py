@@ -4,9 +4,11 @@ A rule has a verdict only if all settings are known that could change it. A sett
 unknown. An error that only follows from its stand-in value would send the user after a mistake that nobody made.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from sys import maxunicode
 from typing import Any, Final, Literal, TypeVar
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix, Span
@@ -166,13 +168,18 @@ def is_unknown(rule_input: str, unknown: frozenset[str]) -> bool:
     """Return True if a setting, or any setting that a pattern with `*` matches, is unknown."""
     if rule_input in unknown:
         return True
-    paths = unknown if "*" in rule_input else _patterns(unknown)
-    return any(fnmatchcase(path, rule_input) or fnmatchcase(rule_input, path) for path in paths)
+    plain, patterns = _sorted(unknown)
+    if any(fnmatchcase(rule_input, path) or fnmatchcase(path, rule_input) for path in patterns):
+        return True
+    prefix, star, _ = rule_input.partition("*")
+    begin, end = (bisect_left(plain, prefix + after) for after in ("", chr(maxunicode))) if star else (0, 0)
+    return any(fnmatchcase(path, rule_input) for path in plain[begin:end])
 
 
 @lru_cache(maxsize=1)
-def _patterns(paths: frozenset[str]) -> tuple[str, ...]:
-    return tuple(path for path in paths if "*" in path)
+def _sorted(paths: frozenset[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Return the paths without `*` in order, and the other ones."""
+    return sorted(path for path in paths if "*" not in path), tuple(path for path in paths if "*" in path)
 
 
 def _group(name: str, spec: Spec) -> tuple[str, ...]:

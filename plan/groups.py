@@ -14,7 +14,7 @@ from xtrain.dsl.spec import Spec
 from xtrain.plan.amounts import amounts, trainable
 from xtrain.plan.architecture import Architecture, parameters, task_in
 from xtrain.plan.findings import Findings, checks
-from xtrain.plan.parameters import blocks_beyond, covers, frozen_names, instead
+from xtrain.plan.parameters import Patterns, blocks_beyond, covers, frozen_names, instead
 from xtrain.plan.plan import Plan
 
 CODE: Final = "X440"
@@ -188,8 +188,13 @@ class ParameterGroups:
         return {name_of(group): group["own"] for group in self.groups if "own" in group}
 
     @cached_property
-    def _with_own(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(group for group in self.groups if "own" in group)
+    def _patterns(self) -> Patterns:
+        return Patterns(group["pattern"] for group in self.groups if "pattern" in group)
+
+    def group(self, name: str) -> str | None:
+        """Return the name of a parameter's group; None without one."""
+        task = task_in(name)
+        return next(iter(self._patterns.of(name)), f"task {task}" if task else None)
 
     @property
     def several(self) -> bool:
@@ -206,7 +211,8 @@ class ParameterGroups:
 
     def owner(self, name: str) -> str:
         """Return the name of the group whose own optimizer updates a parameter; empty if the spec's optimizer does."""
-        return next((name_of(group) for group in self._with_own if is_in(group, name)), "")
+        group = self.group(name)
+        return group if group in self._own else ""
 
     def optimizer(self, name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
         """Return the optimizer that updates a parameter, and its arguments."""
@@ -262,11 +268,13 @@ def check_groups(spec: Spec, arch: Architecture, found: Findings) -> None:
     names = [tensor.name for tensor in parameters(arch)]
     frozen = frozen_names(arch, spec.model.frozen)
     taken: dict[str, str] = {}
+    matches = Patterns(spec.groups).matches(names)
     for group in spec.groups.values():
         rule, path = f"group.{group.name}", f"group.{group.name}.name"
-        meant = [name for name in names if covers(group.name, name)]
+        meant = matches[group.name]
         shared = [name for name in meant if name in taken]
-        taken = {**dict.fromkeys(meant, group.name), **taken}
+        for name in meant:
+            taken.setdefault(name, group.name)
         if not meant:
             message = f"no parameter of the model is in `{group.name}`"
             found.fail(
@@ -333,8 +341,8 @@ def _written(spec: Spec, path: str) -> bool:
 @checks("group", reads="group group.*.name group.*.optimizer.kind optimizer.kind model.* adapter.* tokenizer.source")
 def _check_rest(spec: Spec, trained: list[str], found: Findings) -> None:
     """Check that some parameters are left for the optimizer of the spec."""
-    own = [group.name for group in spec.groups.values() if group.optimizer is not None]
-    if trained and own and all(any(covers(pattern, name) for pattern in own) for name in trained):
+    own = Patterns(group.name for group in spec.groups.values() if group.optimizer is not None)
+    if trained and all(map(own.of, trained)):
         message = f"`{spec.optimizer.kind}` updates nothing, because every parameter has a group's optimizer"
         found.fail(
             "group", "X436", "optimizer", message, "use a group's optimizer as `optimizer`, and remove the group"

@@ -187,13 +187,13 @@ def checkpoint_bytes(
 
 def block_tensors(inventory: Parameters, layer: int) -> list[ParameterSpec]:
     """Return the parameters of the block of one layer."""
-    prefix = f"layers.{layer}."
-    return [tensor for tensor in inventory.tensors if tensor.name.startswith(prefix)]
+    return inventory.of_blocks.get(layer, [])
 
 
 PATH: Final = "model.frozen"
 ANY_PARTS: Final = "**"
 _RANGE: Final = re.compile(r"(\d+)-(\d+)")
+_PLAIN: Final = re.compile(r"\w+")
 
 
 @lru_cache(maxsize=1 << 16)  # called for every parameter wherever bytes are counted
@@ -217,6 +217,31 @@ def fits_part(wanted: str, part: str) -> bool:
     return fnmatchcase(part, wanted)
 
 
+class Patterns:
+    """Patterns as in `covers`, looked up by the parameters that they match: those without wildcards by the parts of a
+    name."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._order = {pattern: place for place, pattern in enumerate(dict.fromkeys(patterns))}
+        self._wild = [pattern for pattern in self._order if not all(map(_PLAIN.fullmatch, pattern.split(".")))]
+
+    def of(self, name: str) -> list[str]:
+        """Return the patterns that match a parameter, in their order."""
+        parts = name.split(".")
+        around = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+        plain = [pattern for pattern in around if pattern in self._order]
+        wild = [pattern for pattern in self._wild if covers(pattern, name)]
+        return sorted((*plain, *wild), key=self._order.__getitem__) if wild or len(plain) > 1 else plain
+
+    def matches(self, names: Iterable[str]) -> dict[str, list[str]]:
+        """Return pattern → the names that it matches, in their order."""
+        found: dict[str, list[str]] = {pattern: [] for pattern in self._order}
+        for name in names:
+            for pattern in self.of(name):
+                found[pattern].append(name)
+        return found
+
+
 def blocks_beyond(pattern: str, arch: Architecture) -> tuple[str, str] | None:
     """Return (error, remedy) for a pattern whose range of blocks extends past the model's last block; otherwise
     None."""
@@ -235,11 +260,13 @@ def frozen_names(arch: Architecture, patterns: Sequence[str]) -> frozenset[str]:
     if (adapter := arch.adapter) is not None:
         trained = (*adapter.train, *((SCORE,) if arch.head == "reward" else ()))
         own = (tensor.name for tensor in parameters(arch) if not tensor.adapter)
-        model = (name for name in own if not any(covers(each, name) for each in trained))
+        kept = Patterns(trained)
+        model = (name for name in own if not kept.of(name))
         return frozenset(model) | {tensor.name for tensor in parameters(arch) if tensor.begun}
     if not patterns:
         return frozenset()
-    return frozenset(tensor.name for tensor in parameters(arch) if any(covers(each, tensor.name) for each in patterns))
+    fixed = Patterns(patterns)
+    return frozenset(tensor.name for tensor in parameters(arch) if fixed.of(tensor.name))
 
 
 def check_frozen(spec: Spec, arch: Architecture, found: Findings) -> None:
@@ -251,8 +278,9 @@ def check_frozen(spec: Spec, arch: Architecture, found: Findings) -> None:
     names, frozen = [tensor.name for tensor in parameters(arch)], set[str]()
     idle: tuple[str, str] | None = None
     beyond: tuple[str, str, str] | None = None
+    matches = Patterns(patterns).matches(names)
     for number, pattern in enumerate(patterns):
-        meant, path = {name for name in names if covers(pattern, name)}, f"{PATH}.{number}"
+        meant, path = set(matches[pattern]), f"{PATH}.{number}"
         if not meant:
             message = f"no parameter of the model is in `{pattern}`"
             found.fail(PATH, "X434", path, message, instead(pattern, names, arch))

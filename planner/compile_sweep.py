@@ -159,12 +159,14 @@ def compile_sweep(
     world: int | None = None,
     count: Count | None = None,
     progress: Progress = lambda done, of: None,
+    loaded: Loaded | None = None,
 ) -> CompiledSweep | None:
     """Compile the spec at `path` and every known point of its sweep, or the points that enclose unknown ones.
 
-    None if the spec has no sweep. Reports user errors as diagnostics and raises none.
+    loaded: the spec if it has been read already. None if the spec has no sweep. Reports user errors as diagnostics and
+    raises none.
     """
-    loaded = load_spec(path, sets)
+    loaded = load_spec(path, sets) if loaded is None else loaded
     if loaded.spec is None or loaded.spec.sweep is None:
         return None
     return _Compiling(loaded, loaded.spec, loaded.spec.sweep, path, tuple(sets), world, count, progress).run()

@@ -71,6 +71,8 @@ class PeerSettings:
         other = ours(name, settings)
         if synonym is None or other is None:
             return synonym.hint_with(self._number) or None if synonym else None
+        if other in blocks.REQUIRED:
+            return f"write for instance `{blocks.REQUIRED[other]}` at the top level"
         text = self._converted(name, entry)
         shown = f"{other} = {text}" if text else other
         more = f"; {synonym.hint_with(self._number)}" if synonym.hint and text is None else ""
@@ -342,8 +344,8 @@ class NameErrors:
         labelled = label is not None
         data = entry.value.data
         shown = entry.value.span.text
-        if label is not None and data is AUTO and Auto not in get_args(label.type):
-            shown = "2"
+        if label is not None and not _may_be_label(label, data):
+            shown = "auto" if Auto in get_args(label.type) else "2"
         simple = labelled and not isinstance(data, Mapping | Items) and data is not FAILED
         written = f"{name} {shown}" if simple else f"{name} {{ … }}"
         whole = entry.name_span.to(entry.value.span)
@@ -395,9 +397,15 @@ def _as_block(block: type, entry: SectionEntry) -> Fix | None:
     if label is None and isinstance(data, Mapping) and value.text[0] == "{":
         return Fix(Span(value.source, entry.name_span.end, value.end), f" {_as_body(data, value)}")
     is_label = label is not None and _LABEL.fullmatch(value.text) is not None
-    if label is None or not is_label or (data is AUTO and Auto not in get_args(label.type)):
+    if label is None or not is_label or not _may_be_label(label, data):
         return None
     return Fix(Span(value.source, entry.name_span.end, value.start), " ")
+
+
+def _may_be_label(label: attrs.Attribute, data: Any) -> bool:
+    """Return False for a value that is not the number that a label is, such as `true`."""
+    kinds = {label.type, *get_args(label.type)}
+    return int not in kinds or type(data) is int or (data is AUTO and Auto in kinds)
 
 
 def _as_body(data: Mapping, value: Span) -> str:

@@ -326,8 +326,11 @@ def read_uses(uses: Iterable[s.Use], spec: str, order: int, diagnostics: Diagnos
 
 def check_unused(parts: DeclaredParts, uses: Iterable[s.Use], diagnostics: Diagnostics) -> None:
     """Warn about modules of which no part is used."""
+    declared: dict[Span, list[DeclaredPart]] = {}
+    for part in parts.values():
+        declared.setdefault(part.use, []).append(part)
     for use in uses:
-        own = [part for part in parts.values() if part.use == use.target.span]
+        own = declared.get(use.target.span, [])
         if own and not any(part.used for part in own):
             names = ", ".join(part.declared.name for part in own)
             message = f"nothing declared in {use.target.span.text} is used"

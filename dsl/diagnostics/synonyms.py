@@ -141,7 +141,7 @@ def _words(words: Mapping[Any, str]) -> Conversion:
 def _targets(given: Given) -> str | None:
     text = given.data
     if isinstance(text, tuple):
-        return given.text
+        return given.text.replace('"all-linear"', '"all_linear"')
     if text in ("all-linear", "all"):
         return '["all_linear"]'
     names = text.split(",") if isinstance(text, str) else []
@@ -167,11 +167,12 @@ _SAME: Final = {
     "normalise": "norm_topk_prob", "score": "scoring_func", "shared_experts": "n_shared_experts num_shared_experts",
     "window": "sliding_window",
     # training
-    "lr": "learning_rate", "weight_decay": "wd", "eps": "adam_epsilon", "seed": "random_seed",
+    "lr": "learning_rate max_lr peak_lr", "weight_decay": "wd", "eps": "adam_epsilon adam_eps", "seed": "random_seed",
     "micro": "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu local_batch_size "
              "device_batch_size",
     "accumulate": "gradient_accumulation_steps grad_accum grad_accum_steps accumulate_grad_batches",
-    "sequence": "seq_len seq_length sequence_length sequence_len max_seq_len max_seq_length context_length",
+    "sequence": "seq_len seq_length sequence_length sequence_len max_seq_len max_seq_length context_length "
+                "block_size",
     "label_smoothing": "label_smoothing_factor", "workers": "num_workers dataloader_num_workers",
     "neftune": "neftune_noise_alpha", "shape": "decay_type",
     # ranks
@@ -203,16 +204,20 @@ _SEVERAL_BATCHES = "`rows` is the batch of a step on all ranks, `micro` the rows
 _PEAK_SHARE = "`floor` is the final rate as a share of the peak: 100% · {key} / `lr` of `optimizer`"
 _CONVERTED: Final[dict[str, tuple[str, Conversion, str]]] = {
     "max_steps train_steps total_steps num_steps steps max_iters train_iters": ("budget", _count("steps"), _STEPS),
-    "num_train_epochs num_epochs epochs": ("budget", _epochs, "a number of `epochs`"),
+    "num_train_epochs num_epochs max_epochs epochs": ("budget", _epochs, "a number of `epochs`"),
     "warmup_steps": ("warmup", _warmup, _STEPS),
-    "warmup_iters warmup_num_steps num_warmup_steps lr_warmup_steps": ("warmup", _count("steps"), _STEPS),
+    "warmup_iters warmup_num_steps num_warmup_steps lr_warmup_steps lr_warmup_iters": (
+        "warmup", _count("steps"), _STEPS,
+    ),
     "num_decay_steps decay_steps": ("decay", _count("steps"), _STEPS),
-    "warmup_ratio lr_warmup_ratio": ("warmup", _share, _SHARE),
+    "warmup_ratio lr_warmup_ratio warmup_fraction lr_warmup_fraction": ("warmup", _share, _SHARE),
     "decay_ratio": ("decay", _share, _SHARE),
     "min_lr_rate min_lr_ratio min_lr_factor cosine_min_lr_ratio": ("floor", _share, _SHARE),
     "min_lr eta_min lr_end": ("floor", _of_peak, _PEAK_SHARE),
     "val_set_size val_size test_size": ("holdout", _share, _SHARE),
-    "max_grad_norm grad_clip clip_grad gradient_clipping gradient_clip_val max_norm": ("clip", _zero_is_none, _CLIP),
+    "max_grad_norm grad_clip clip_grad clip_grad_norm gradient_clipping gradient_clip_val max_norm": (
+        "clip", _zero_is_none, _CLIP,
+    ),
     "save_total_limit keep_latest_k": (
         "keep", _kept, "0 is `none`; `keep` counts the newest checkpoints, and `best` is kept in addition",
     ),

@@ -134,6 +134,7 @@ FUNCTIONS: Final[dict[str, Callable[[str, list[Any]], Any]]] = {
 
 
 _CONSTANTS = {"true": True, "false": False, "none": None, "auto": AUTO}
+MOST_STEPS: Final = 20  # names that a value is said to come through; more do not help a reader
 _DEEPEST = 200  # nested expressions; a spec written by hand has less than ten
 
 
@@ -242,7 +243,7 @@ class Evaluator:
         found = self.definition(definition, depth)
         kind = "set" if definition.replaced else definition.kind
         span = definition.replaced.span if definition.replaced else definition.name.span
-        return Value(found.data, node.span, (ValueStep(kind, node.text, span), *found.via))
+        return Value(found.data, node.span, _join((ValueStep(kind, node.text, span),), found.via))
 
     def _negative(self, span: Any, operand: Value, names: Names) -> Value:
         if not self._usable(operand, names):
@@ -346,4 +347,8 @@ class Evaluator:
 
 
 def _join(*trails: tuple[ValueStep, ...]) -> tuple[ValueStep, ...]:
-    return tuple(dict.fromkeys(step for trail in trails for step in trail))
+    """Return the steps of all trails, each once: the first MOST_STEPS of them, and all variables of the environment."""
+    steps = tuple(dict.fromkeys(step for trail in trails for step in trail))
+    if len(steps) <= MOST_STEPS:
+        return steps
+    return steps[:MOST_STEPS] + tuple(step for step in steps[MOST_STEPS:] if step.kind == "env")

@@ -29,8 +29,12 @@ OF_SIGNS: Final = 4
 def update_work(resolved: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateWork | None:
     """Return the work of the first rank of a pipeline coordinate, over all optimizers. parameters: its own, whole."""
     found: UpdateWork | None = None
+    owned: dict[str, list[ParameterSpec]] = {}
+    for each in parameters:
+        if each.trained:
+            owned.setdefault(resolved.groups.owner(each.name), []).append(each)
     for name, chosen in optimizers_of(resolved.spec).items():
-        own = [each for each in parameters if each.trained and resolved.groups.owner(each.name) == name]
+        own = owned.get(name, [])
         work = planned(chosen, PlannedOptimizer).work(resolved, own)
         args = resolved.groups.args(name)
         if chosen.converts(args) or args.get("cautious_decay", False):

@@ -1,6 +1,6 @@
 """Graph of a plan: set-up nodes, commands and shutdown."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from attrs import evolve, frozen
@@ -13,12 +13,13 @@ from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.optimizers import OPTIMIZERS, ParameterGroup
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
+from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.estimates import Estimates
 from xtrain.plan.graph import CONTROL, LEARNS, ORDER, Builder, Rules, add_trackers, check_graph, learns, resumes, rounds
 from xtrain.plan.groups import OP, name_of, optimizer_of
 from xtrain.plan.learning_rate import scheduler_args
 from xtrain.plan.mesh import AXES, LAZY_FROM, device_kind
-from xtrain.plan.parameters import covers
+from xtrain.plan.parameters import Patterns
 from xtrain.plan.plan import Command, Edge, Node, Timeline
 from xtrain.plan.resolved import Resolved
 from xtrain.plan.timeline import waits_for_data
@@ -209,7 +210,12 @@ def _optimizer(graph: Builder, resolved: Resolved, model: str) -> str:
 @resumes(OP, switch=True, by=_group_rules)
 def _groups(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the nodes of parameter groups and tasks; return the id of the last one."""
-    texts = [group_text(resolved, group) for group in resolved.spec.groups.values()]
+    tensors = {each.name: each for each in resolved.inventory.tensors if each.trained}
+    matches = Patterns(resolved.spec.groups).matches(tensors)
+    texts = [
+        group_text(resolved, group, [tensors[each] for each in matches[name]])
+        for name, group in resolved.spec.groups.items()
+    ]
     texts += [task_text(resolved, task) for task in resolved.spec.tasks]
     for does, args in zip(texts, resolved.groups.groups, strict=True):
         name = name_of(args).replace(" ", ".")
@@ -321,9 +327,8 @@ def task_text(resolved: "Resolved", task: str) -> str:
     return f"{plural(len(meant), 'tensor')}, {size} parameters, on {reads}: {does}"
 
 
-def group_text(resolved: "Resolved", group: ParameterGroup) -> str:
-    """Return text on the parameters of a group and the settings that it changes."""
-    meant = [each for each in resolved.inventory.tensors if each.trained and covers(group.name, each.name)]
+def group_text(resolved: "Resolved", group: ParameterGroup, meant: Sequence[ParameterSpec]) -> str:
+    """Return text on the trained parameters of a group and the settings that it changes."""
     size, own = count_text(sum(each.size for each in meant)), group.optimizer
     parts = [] if own is None else [own.does(resolved.formats.params), f"peak {own.lr:g}"]
     if group.lr_scale != 1.0:

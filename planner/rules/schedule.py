@@ -1,8 +1,9 @@
 """Rules on the course of a run: its checkpoint, first step and budget, its phases, and profiles that span steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import combinations, pairwise
+from heapq import heapify, heappop, heapreplace
+from itertools import pairwise
 from math import ceil, floor, lcm
 from pathlib import Path
 from typing import Final
@@ -244,7 +245,7 @@ def _check_idle(spec: Spec, phases: tuple[PlanPhase, ...], found: Findings) -> N
             found.warn(f"idle.phase.{phase.name}", "W401", f"phase.{phase.name}", message, hint)
 
 
-MOST_STARTS: Final = 100_000  # starts of an action that are compared with the starts of another one
+MOST_STARTS: Final = 100_000  # starts of one kind of action that are compared with each other
 
 
 @frozen
@@ -259,7 +260,7 @@ class ProfiledSteps:
 
     def start(self, number: int) -> int:
         """Return the step after which it begins for the n-th time, from 1."""
-        return ceil(number * self.period)
+        return -(-number * self.period.numerator // self.period.denominator)
 
     def first_overlap(self) -> tuple[int, int] | None:
         """Return the first two consecutive starts with too few steps between them; None if there are none."""
@@ -302,13 +303,10 @@ def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
             possible.append(span)
             shown = plural(int(span.period), "step")
             found.passed(rule, f"{span.action} takes {span.length} of every {shown}")
-    reported: set[str] = set()
-    for one, other in combinations(possible, 2):
-        if one.action != other.action or one.path in reported or other.path in reported:
-            continue
-        if (step := meeting(one, other, batch.steps)) is not None:
-            reported.add(other.path)
-            message = f"every {other.every} {other.action}: the one of every {one.every} is still recording then"
+    for action in dict.fromkeys(span.action for span in possible):
+        same = [span for span in possible if span.action == action]
+        for other, one, step in meetings(same, batch.steps):
+            message = f"every {other.every} {action}: the one of every {one.every} is still recording then"
             message += f", after step {step:,} for the first time"
             found.fail(f"schedule.{other.path}.alone", "X615", other.path, message, "keep one of them")
 
@@ -332,20 +330,24 @@ def _steps_between(tick: Tick, batch: Arithmetic) -> Fraction | None:
     return max(Fraction(every.value) / (1 if every.unit == "steps" else batch.tokens_per_step), Fraction(1))
 
 
-def meeting(one: ProfiledSteps, other: ProfiledSteps, steps: int | None) -> int | None:
-    """Return the first step after which one begins while the other is running; None: never, within the examined
-    starts."""
-    often, rare = sorted((one, other), key=lambda span: span.period)
-    whole = lcm(often.period.numerator, rare.period.numerator)  # from there on everything repeats
+def meetings(spans: Sequence[ProfiledSteps], steps: int | None) -> Iterator[tuple[ProfiledSteps, ProfiledSteps, int]]:
+    """Yield each span that meets an earlier one of the list, that one, and the first step after which one of them
+    begins while the other is running, within the examined starts. A yielded span is left out from that step on."""
+    whole = lcm(*(span.period.numerator for span in spans))  # from there on everything repeats
     last = whole if steps is None else min(whole, steps)
-    for number in range(1, MOST_STARTS + 1):
-        at = rare.start(number)
-        if at > last:
-            return None
-        before = floor(at / often.period)
-        following = often.start(before + 1)
-        if before and at - often.start(before) < often.length:
-            return at
-        if following < at + rare.length and (steps is None or following <= steps):
-            return following
-    return None
+    upcoming = [(span.start(1), place, 1) for place, span in enumerate(spans)]
+    heapify(upcoming)
+    left, running, end = set(range(len(spans))), -1, 0
+    for _ in range(MOST_STARTS):
+        if len(left) < 2 or upcoming[0][0] > last:
+            return
+        at, place, number = upcoming[0]
+        if place in left and at < end and running not in (place, -1):
+            earlier, later = sorted((running, place))
+            yield spans[later], spans[earlier], at
+            left.remove(later)
+        if place not in left:
+            heappop(upcoming)
+            continue
+        heapreplace(upcoming, (spans[place].start(number + 1), place, number + 1))
+        running, end = place, at + spans[place].length

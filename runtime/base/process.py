@@ -129,12 +129,15 @@ def is_worker() -> bool:
 
 def rank_variables() -> str:
     """Return the environment variables that make this process a rank, with their values."""
-    variables = [f"{name}={os.environ[name]}" for name in RANK_VARIABLES if name in os.environ]
-    return f"{', '.join(variables[:-1])} and {variables[-1]}"
+    *variables, last = [f"{name}={os.environ[name]}" for name in RANK_VARIABLES if name in os.environ]
+    return f"{', '.join(variables)} and {last}" if variables else last
 
 
 def check_rank_variables() -> None:
-    """Raise EnvironmentFault if RANK and WORLD_SIZE of another launcher are invalid."""
+    """Raise EnvironmentFault if RANK, WORLD_SIZE or MASTER_PORT of another launcher are invalid."""
+    port = os.environ.get("MASTER_PORT", "1")
+    if not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise EnvironmentFault("X703", f"invalid MASTER_PORT={port} in the environment: a port is 1 to 65535")
     rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
     optional = [os.environ.get(name, "0") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")]
     if all(text.isdecimal() for text in (rank, world, *optional)) and int(rank) < int(world):
@@ -145,10 +148,18 @@ def check_rank_variables() -> None:
 
 
 def note_of_rank() -> str:
-    """Return which rank this process is and whom it waits for, as its environment variables may be left over.
+    """Return which rank this process is and whom it waits for, as its environment variables may be left over; or that
+    they are ignored.
 
-    Empty if LOCAL_RANK is set, which every launcher of ranks sets.
+    Empty if LOCAL_RANK is set, which every launcher of ranks sets, and without such variables.
     """
+    if not is_worker():
+        ignored = {"RANK", "WORLD_SIZE"} & os.environ.keys() and os.environ.get("WORLD_SIZE") != "1"
+        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
+        if not ignored:
+            return ""
+        there = f"the environment has {rank_variables()} but no {' and no '.join(missing)}"
+        return f"{there}: this process is not a rank of another launcher"
     if "LOCAL_RANK" in os.environ:
         return ""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

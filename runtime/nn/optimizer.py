@@ -204,13 +204,12 @@ def groups_of(
     A fused update takes tensors of one mesh only: experts are in groups of their own.
     """
     decays = {p.name: p.decays for p in plan.parameters.tensors}
-    all_groups = ParameterGroups.of(plan).groups
+    group_of = ParameterGroups.of(plan).group
     groups: dict[tuple[bool, str | None, DeviceMesh | None], list[nn.Parameter]] = {}
     for name, parameter in updated(plan, model):
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         if only(name):
-            pattern = next((name_of(own_group) for own_group in all_groups if is_in(own_group, name)), None)
-            groups.setdefault((decays[name], pattern, mesh), []).append(parameter)
+            groups.setdefault((decays[name], group_of(name), mesh), []).append(parameter)
     if not groups:  # of a stage without trained parameters: an optimizer needs a group
         return [{"params": [], "weight_decay": weight_decay}]
     return [

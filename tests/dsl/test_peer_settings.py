@@ -133,6 +133,13 @@ CERTAIN = [
     ("batch", "train_micro_batch_size_per_gpu = 4", "micro = 4"),
     ("optimizer", "gradient_clipping = 1.0", "clip = 1.0"),
     ("scheduler", "warmup_num_steps = 500", "warmup = 500 steps"),
+    # Megatron, Lightning, nanoGPT
+    ("scheduler", "lr_warmup_fraction = 0.02", "warmup = 2%"),
+    ("scheduler", "lr_warmup_iters = 300", "warmup = 300 steps"),
+    ("optimizer", "clip_grad_norm = 0", "clip = none"),
+    ("optimizer", "adam_eps = 1e-6", "eps = 1e-6"),
+    ("experiment", "max_epochs = 2", "budget = 2 epochs"),
+    ("adapter", 'target_modules = ["all-linear"]', 'targets = ["all_linear"]'),
 ]
 
 
@@ -171,6 +178,9 @@ UNCERTAIN = [
     ("batch", "warmup_ratio = 0.03", "xtrain calls this `warmup = 3%`, in `scheduler`"),
     ("optimizer", "gradient_checkpointing = true", "`activation full`"),
     ("batch", "sequence_parallel = true", "`tp N { sequence = true }`"),
+    ("parallel", "fsdp = true", "write `fsdp auto`"),
+    ("parallel", 'tp = "all"', "write `tp 2`"),
+    ("optimizer", 'optim = "sgd"', "`optimizer adamw { "),
 ]
 
 

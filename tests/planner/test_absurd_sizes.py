@@ -91,20 +91,31 @@ MANY_LINES = {
     "every": lambda n: f"every {n + 2} steps " + ("log" if n % 2 else "eval a"),
     "checkpoint": lambda n: f"every {n + 2000} steps checkpoint then stop",
     "profile": lambda n: f"every {n + 2000} steps profile",
+    "memory_snapshot": lambda n: f"every {50_000 + 5 * n} steps memory_snapshot",
     "notify": lambda n: f'every {n + 2} steps notify("echo {n}")',
     "finish": lambda n: f'on finish notify("echo {n}")',
     "loss_spike": lambda n: f'on loss_spike notify("echo {n}")',
     "phase": lambda n: f"phase p{n} {{ from = {n + 1} steps, lr_scale = 0.5 }}",
     "dataset": lambda n: f'dataset d{n} {{ source = text("*.txt"), holdout = 1% }}\nevery {n + 2} steps eval d{n}',
+    "let": lambda n: f"let x{n + 1} = x{n} + 1",
+    "param": lambda n: f"param x{n + 1} = {n}",
+    "group": lambda n: f'group "layers.{n}.self_attn" {{ lr_scale = 0.5, optimizer adamw {{ lr = 1.0 }} }}',
+    "hook": lambda n: f"hook h{n} {{ every = {n + 1} }}",
+    "invalid": lambda n: f"every {n + 2} steps export",
+    "unknown": lambda n: f"every {n + 2} steps eval b{n}",
 }
+HOOK = '@hook("before_step")\ndef h{0}(context, every: int = 1):\n    """Do nothing."""\n'
 
 
 def calls_of_plan(path: Path, kind: str, count: int) -> dict[str, int]:
     """Function → calls in `xtrain plan` of a spec with so many lines of a kind."""
     lines = [MANY_LINES[kind](number) for number in range(count)]
     weights = ", ".join(f"d{number} = 1" for number in range(count)) if kind == "dataset" else "a = 1"
+    hooks = map(HOOK.format, range(count if kind == "hook" else 1))
+    path.with_name("parts.py").write_text("from xtrain import hook\n" + "".join(hooks))
     path.write_text(
-        "experiment tiny { budget = 100000 steps }\nmodel llama { dim = 16, layers = 1, heads = 2 }\ntokenizer bytes\n"
+        'experiment tiny { budget = 100000 steps }\ntokenizer bytes\nlet x0 = 1\nuse "parts.py"\n'
+        f"model llama {{ dim = 16, layers = {count if kind == 'group' else 1}, heads = 2 }}\n"
         "batch { sequence = 16, micro = 4 }\noptimizer adamw { lr = 1.0 }\n"
         f'dataset a {{ source = text("*.txt"), holdout = 1% }}\nmixture {{ {weights} }}\n' + "\n".join(lines)
     )

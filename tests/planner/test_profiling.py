@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from xtrain.dsl.schema.setting import AUTO
 from xtrain.plan.graph import recorded_ranks
 from xtrain.planner.review.page import render
-from xtrain.planner.rules.schedule import ProfiledSteps, meeting
+from xtrain.planner.rules.schedule import ProfiledSteps, meetings
 
 CUDA = "launch { device = cuda }"
 
@@ -136,20 +136,20 @@ SPANS = st.tuples(PERIODS, st.integers(1, 12)).map(lambda p: (p[0], min(floor(p[
 
 
 @drawn(150, 3000)
-@given(SPANS, SPANS, st.none() | st.integers(1, 200))
-def test_two_that_meet_are_found_where_they_meet_first(one, other, steps):
+@given(st.lists(SPANS, min_size=2, max_size=5), st.none() | st.integers(1, 200))
+def test_those_that_meet_are_found_where_they_meet_first(drawn_spans, steps):
     """Against going through the run step by step."""
-    spans = [ProfiledSteps("", "", "profile", period, length) for period, length in (one, other)]
-    until, met = {0: 0, 1: 0}, None
+    spans = [ProfiledSteps("", "", "profile", *span) for span in drawn_spans[: 2 if steps is None else 5]]
+    left, running, until, met = [*range(len(spans))], 0, 0, []
     for step in range(1, (4000 if steps is None else steps) + 1):
         due = [number for number, span in enumerate(spans) if step // span.period > (step - 1) // span.period]
-        if len(due) == 2 or any(step < until[1 - number] for number in due):
-            met = step
-            break
-        for number in due:
-            until[number] = step + spans[number].length
-    found = meeting(*spans, steps)
-    assert found == met
+        for number in (number for number in due if number in left):
+            if step < until and running != number:
+                met.append((spans[max(running, number)], spans[min(running, number)], step))
+                left.remove(max(running, number))
+            if number in left:
+                running, until = number, step + spans[number].length
+    assert list(meetings(spans, steps)) == met
 
 
 @drawn(150, 3000)

@@ -175,6 +175,7 @@ PLACE = {"MASTER_ADDR": "first", "MASTER_PORT": "29500"}
         ({"RANK": "2", "WORLD_SIZE": "2"}, "error[X703]: invalid rank in the environment: RANK=2, WORLD_SIZE=2; RANK"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "error[X703]: invalid rank in the environment: RANK=one, WORLD_SIZE=2;"),
         ({"RANK": "0", "WORLD_SIZE": "", "LOCAL_RANK": "x"}, "RANK=0, WORLD_SIZE=, LOCAL_RANK=x; RANK must be"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "abc"}, "error[X703]: invalid MASTER_PORT=abc in the"),
     ],
 )
 def test_what_was_taken_from_the_environment_is_said_first(monkeypatch, tmp_path, capsys, environment, says):
@@ -189,6 +190,25 @@ def test_what_was_taken_from_the_environment_is_said_first(monkeypatch, tmp_path
     said = capsys.readouterr().err
     assert code == (3 if says and "X703" in said else 0)
     assert said == "" if says is None else says in said
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"RANK": "1"}, "RANK=1 but no WORLD_SIZE and no MASTER_ADDR: this process is not a rank"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK=0 and WORLD_SIZE=2 but no MASTER_ADDR: this"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
+        ({"MASTER_PORT": "29500"}, None),
+    ],
+)
+def test_variables_that_do_not_make_a_rank_are_named(monkeypatch, tmp_path, capsys, environment, says):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["run", str(tmp_path / "none.xtrain")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"note: the environment has {says}") if says else "the environment has" not in said
 
 
 def test_a_rank_that_waits_says_so_within_two_seconds_of_processor_time(tmp_path):
