@@ -115,7 +115,8 @@ def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
     page = (
         arguments.format == "text"
         and arguments.rank is None
-        and not (arguments.part or arguments.show or arguments.why)
+        and not (arguments.show or arguments.why)
+        and (not arguments.part or "checks" in ",".join(arguments.part).split(","))
     )
     shown = sorted(check.evidence for check in compiled.plan.checks) if page and compiled.plan else []
     rest = Diagnostics()

@@ -212,7 +212,7 @@ class ParameterGroups:
     def owner(self, name: str) -> str:
         """Return the name of the group whose own optimizer updates a parameter; empty if the spec's optimizer does."""
         group = self.group(name)
-        return group if group in self._own else ""
+        return group if group is not None and group in self._own else ""
 
     def optimizer(self, name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
         """Return the optimizer that updates a parameter, and its arguments."""

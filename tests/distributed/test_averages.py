@@ -103,6 +103,7 @@ def test_what_is_evaluated_is_what_is_published_and_taken_over(lab: Laboratory):
     outcome = lab.run(averaging(TWO), TWO.layout)
     own = folder(outcome.directory)
     expected = averages(outcome.tensors)
+    assert expected
     still = evolve(TWO.trial("fp64"), steps=1, settings=TWO.flat)
     for source in (own.pointed("model").path, own.path(STEPS)):
         heir = lab.run(still, (f'checkpoint.pretrained="{source}"', "optimizer.lr=1e-30"))

@@ -36,6 +36,7 @@ def test_weights_alone_are_taken_over_and_nothing_else(lab: Laboratory):
     sets = (f'checkpoint.pretrained="{source}"', "optimizer.lr=1e-30", "precision.params=fp32")
     outcome = lab.ranks.run(lab.plan(evolve(TRIAL, steps=1), sets), lab.folder, name="pupil")
     weights = tensors(folder(source).pointed("model").path)
+    assert weights
     for name, value in weights.items():
         np.testing.assert_array_equal(outcome.tensors[name.removeprefix("model.")], value.float().numpy())
     assert [step for step, *_ in outcome.curve] == [1]
@@ -53,6 +54,7 @@ def test_an_adapter_goes_on_on_its_base_alone(lab: Laboratory):
     saved = tensors(folder(begun.directory).latest().path)
     assert not [name for name in saved if name.startswith("model.") and "lora_" not in name]
     weights = tensors(folder(source).pointed("model").path)
+    assert weights
     for name, value in weights.items():
         np.testing.assert_array_equal(begun.tensors[name.removeprefix("model.")], value.numpy())
 

@@ -47,7 +47,9 @@ def test_a_layout_learns_what_one_process_does(lab: Laboratory, loss: str, layou
     outcome = lab.run(trial, BY_NAME[layout].layout, saves=False)
     found, limit = gaps(outcome, alone), TOLERANCE["fp64"]
     assert not found.beyond(limit)
-    for mine, other in zip(*(records(one.directory, "metrics") for one in (outcome, alone)), strict=True):
+    both = list(zip(*(records(one.directory, "metrics") for one in (outcome, alone)), strict=True))
+    assert len(both) == trial.steps
+    for mine, other in both:
         assert [mine[name] for name in NAMES] == pytest.approx([other[name] for name in NAMES], rel=limit)
         assert other["distill/divergence"] > 0
 

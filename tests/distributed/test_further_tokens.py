@@ -41,6 +41,7 @@ def test_a_layout_learns_what_one_process_does(lab: Laboratory, layout: str):
     assert not found.beyond(limit)
     assert any(".join.eh_proj." in tensor for tensor in found.tensors)
     ours, theirs = (records(one.directory, "metrics") for one in (outcome, alone))
+    assert len(ours) == trial.steps
     for mine, other in zip(ours, theirs, strict=True):
         for name in ("objective", "mtp/1", "mtp/2"):
             assert mine[name] == pytest.approx(other[name], rel=limit)

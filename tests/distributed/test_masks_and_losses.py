@@ -56,12 +56,13 @@ def test_a_layout_computes_what_one_process_computes_of_a_mixture(lab, topology)
     outcome = lab.run(trial, topology.layout, saves=False)
     found = gaps(outcome, alone)
     assert found.worst < TOLERANCE["fp64"]
+    assert len(by_dataset(alone)) == trial.steps
     for ours, theirs in zip(by_dataset(outcome), by_dataset(alone), strict=True):
         assert ours.keys() == theirs.keys()
         counts = [key for key in theirs if not key.startswith("loss/")]
         assert [ours[key] for key in counts] == [theirs[key] for key in counts]
         losses = [key for key in theirs if key.startswith("loss/")]
-        assert [ours[key] for key in losses] == pytest.approx([theirs[key] for key in losses], rel=1e-12)
+        assert losses and [ours[key] for key in losses] == pytest.approx([theirs[key] for key in losses], rel=1e-12)
 
 
 def test_losses_of_datasets_add_up_to_the_loss(lab):

@@ -200,7 +200,8 @@ def test_tasks_move_to_another_layout(lab: Laboratory, axes: tuple[str, ...]):
         moved = lab.ranks.run(plan, lab.folder, name=name)
     assert len(moved.curve) == 4
     for task in ("lines", "talks"):
-        pairs = zip(numbers_of(moved, f"/{task}"), numbers_of(alone, f"/{task}"), strict=True)
+        pairs = list(zip(numbers_of(moved, f"/{task}"), numbers_of(alone, f"/{task}"), strict=True))
+        assert len(pairs) == trial.steps
         assert all(
             abs(a - b) < TOLERANCE["fp64"] * abs(b) for mine, its in pairs for a, b in zip(mine, its, strict=True)
         )

@@ -64,6 +64,7 @@ def test_the_rows_that_run_by_default_cover_every_pair_of_the_table():
 def test_one_process_clips_where_it_should_and_its_parameters_move(lab):
     """Rows would prove little if clipping never happened, or always, or if two steps changed next to nothing."""
     clipped, free = (lab.alone(Topology(clip=clip).trial("fp64", shallow=True)) for clip in ("0.5", "1e3"))
+    assert len(clipped.curve) == len(free.curve) > 0
     assert all(norm > 0.5 for _, _, norm in clipped.curve)
     assert all(norm < 1e3 for _, _, norm in free.curve)
     still = lab.run(Topology(shared=("optimizer.lr=1e-30",)).trial("fp64", shallow=True), (), alone=True, saves=False)

@@ -221,8 +221,10 @@ def test_datasets_are_told_apart(lab: Laboratory):
     ours = GroupRun.start(lab, trial, name, dies=("1:0:0:4:step.agree",), slow=0.05)
     ours.end()
     other = ours.replayed(f"{name}_replayed").directory
+    names = ("loss/lines", "loss/others", "valid_tokens/lines", "valid_tokens/others")
+    assert {*names} <= {key for record in records(other, "metrics") for key in record}
     for mine, theirs in zip(records(ours.directory, "metrics"), records(other, "metrics"), strict=True):
-        for key in ("loss/lines", "loss/others", "valid_tokens/lines", "valid_tokens/others"):
+        for key in names:
             assert mine.get(key) == pytest.approx(theirs.get(key), rel=LIMIT), (mine["step"], key)
 
 

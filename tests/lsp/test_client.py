@@ -97,7 +97,10 @@ def test_a_document_has_the_diagnostics_of_check_and_every_question_an_answer(ed
         assert all(item.text_edit.range.start.line == place[0] for item in completions.items)
         for what in ("hover", "prepare_rename"):
             editor.ask(what, uri, place)
-        assert all(isinstance(each, t.Location) for each in editor.ask("definition", uri, place))
+        editor.ask("definition", uri, place)
+    if (named := re.search(r"^dataset (\w+)", text, re.MULTILINE)) and not expected.has_errors:
+        found = positions.position(source, named.start(1))
+        assert found in [each.range.start for each in editor.ask("definition", uri, (found.line, found.character))]
     editor.ask("document_symbol", uri)
     colours(text, editor.ask("semantic_tokens_full", uri).data)
     changed = editor.ask("formatting", uri, options=t.FormattingOptions(2, True))

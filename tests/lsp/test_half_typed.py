@@ -29,10 +29,14 @@ def answers(text: str, offset: int) -> Analysis:
         assert 0 <= each.start <= offset <= each.end <= len(text) and "\n" not in text[each.start : each.end]
     over = hover(found, path, offset, None)
     assert over is None or over.span.start <= offset <= over.span.end
-    for ask in (definitions, references):
-        assert all(span.start <= span.end <= len(span.source.text) for span in ask(found, path, offset))
-    for name in occurrences(found):
+    names = [name for name in occurrences(found) if name.span.source.path == path]
+    for name in names:
         assert name.span.text.strip('"') == name.name or "\\" in name.span.text
+    for name in names[:1] + names[-1:]:
+        middle = (name.span.start + name.span.end + 1) // 2
+        assert name.span in references(found, path, middle)
+        defining = [each.span for each in names if each.defines and each.is_same(name)]
+        assert set(defining) <= set(definitions(found, path, middle))
     pieces = colored(found, path)
     assert all(one.end <= other.start for one, other in pairwise(pieces))
     symbols(found, path)

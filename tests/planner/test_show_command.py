@@ -40,7 +40,8 @@ def test_the_page_says_a_warning_once(plan):
     for view in (("--part", "mesh"), ("--rank", "0"), ("--json",), ("--format", "dot"), ("--show", "mesh")):
         status, out, err = plan(LARGE, *view)
         assert status == 0 and "warning[W505]" in err, view
-    assert "warning[W505]" not in plan(LARGE, "--full")[2]
+    for view in (("--full",), ("--part", "mesh,checks")):
+        assert "warning[W505]" not in plan(LARGE, *view)[2]
 
 
 def test_what_no_check_mentions_is_said(plan, tmp_path):

@@ -241,7 +241,8 @@ class ConversationWriter:
         if isinstance(rendered, str):
             return rendered
         if not any(rendered.text[start:end].strip() for start, end in rendered.spans):
-            return "the assistant says nothing"
+            roles = ", ".join(dict.fromkeys(f"`{message['role']}`" for message in messages))
+            return "the assistant says nothing" + ("" if "`assistant`" in roles else f": the roles are {roles}")
         kinds = {loss.kind: None for loss in losses}
         if self._reads.train_on != "all" and (end := turns.unmarked_end()) is not None:
             kinds[f"{end} outside of {{% generation %}}"] = None

@@ -263,8 +263,8 @@ def test_without_anything_to_predict_it_is_a_bad_record(train_on: str, template:
     (tmp_path / "unmarked").write_text(without_marks(TEMPLATES["chatml"]))
     encoder = DocumentEncoder(ByteTokenizer(), {"form": "chat", "template": template, "train_on": train_on}, tmp_path)
     found = encoder.encode([SourceRecord(TALK[:2], "a"), SourceRecord(TALK, "b"), SourceRecord(TALK[1:2], "c")])
-    reason = "the assistant says nothing"
-    assert [found[0], found[2]] == [BadRecord(origin="a", reason=reason), BadRecord(origin="c", reason=reason)]
+    for record, origin, roles in ((found[0], "a", "`system`, `user`"), (found[2], "c", "`user`")):
+        assert record == BadRecord(origin=origin, reason=f"the assistant says nothing: the roles are {roles}")
     assert isinstance(found[1], TokenDocument)
     assert isinstance(encode(TALK[:2], ByteTokenizer(), template="chatml", train_on="all"), TokenDocument)
 

@@ -209,7 +209,8 @@ def test_a_trial_has_one_launcher_at_a_time(tmp_path, queue):
         LocalTrials(1, 1).still_going(directories)
     assert refused.value.code == "X707" and "slurm 0 is RUNNING" in str(refused.value)
     other = JobTrials(sweep.folder.absolute(), Slurm(), Path.cwd(), "python")
-    assert all(each is not None for each in other.still_going(directories))
+    going = list(other.still_going(directories))
+    assert len(going) == len(directories) > 0 and None not in going
     job = other.jobs([queue.jobs["0"].plan])[0]
     note_submitted(
         Job(plan=job.plan, launcher=LocalLauncher(), directory=job.directory, folder=job.folder, python=""), "1"

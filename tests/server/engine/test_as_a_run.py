@@ -41,7 +41,8 @@ def test_the_trial_has_answers_that_are_learned_and_steps_that_clip(lab: Laborat
     targets = [target for row in chain(*texts_of_steps(lab)) for target in row.targets]
     assert 0.1 < np.mean(np.array(targets) == IGNORED) < 0.9
     for trial in (ADAPTER, WHOLE):
-        assert all(norm > ADAM["grad_clip_norm"] for _, _, norm in local(lab, trial).curve)
+        norms = [norm for _, _, norm in local(lab, trial).curve]
+        assert norms and min(norms) > ADAM["grad_clip_norm"]
 
 
 @pytest.mark.parametrize(("layout", "calls"), [

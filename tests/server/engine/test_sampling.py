@@ -209,6 +209,7 @@ def test_samples_that_wait_for_pages_are_those_that_they_are_alone(sets: tuple[s
     ]
     plan = evolve(plan, nodes=tuple(few))
     found = served(evolve(plan, id=plan_id(plan)), joined, tmp_path / "run")
+    assert any(getattr(result, "samples", ()) for result in found["found"].values())
     for id, result in found["found"].items():
         for one, other in zip(*(getattr(each, "samples", ()) for each in (result, found["alone"][id])), strict=True):
             assert one.tokens.tolist() == other.tokens.tolist() and one.stopped == other.stopped
