@@ -62,6 +62,10 @@ def test_every_page_is_in_the_navigation_and_in_the_index():
     assert sorted(dict.fromkeys(index)) == [page for page in pages if page != "index.md"]
 
 
+def test_the_readme_is_short():
+    assert (ROOT / "README.md").stat().st_size <= 8 * 1024
+
+
 def undeclared(page: Path) -> Iterator[str]:
     """Blocks with commands that are neither run nor marked as not run."""
     for block in blocks_of(page):

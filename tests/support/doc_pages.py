@@ -7,7 +7,8 @@ A fence says what is done with its block:
 - ```` ```console ````: commands after `$ `, each followed by its output. `…` stands for any text in a line,
   and alone in a line for any lines. Numbers with a point or a unit of time, and ids, may differ.
 
-`<!-- not run: REASON -->` before a fence leaves the block out. `<!-- set up: COMMANDS -->` is run and not shown.
+`<!-- not run: REASON -->` before a fence leaves the block out. `<!-- set up: COMMANDS -->` is run and not
+shown.
 """
 
 import os
@@ -94,7 +95,8 @@ def run_page(page: Path, folder: Path) -> int:
 
 def _bash(block: Block, script: str, folder: Path, *, fails: bool | None) -> str:
     """Run a script in the folder and return what it prints. fails: False if it must end with 0."""
-    environment = {**os.environ, "COLUMNS": "100", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "CHECKOUT": str(ROOT), "COLUMNS": "100", "PATH": path}
     command = ["bash", "-euo", "pipefail", "-c", script]
     done = subprocess.run(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600
