@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import frozen
+from one_rank import one_rank
 from torch import Tensor, nn
 
 from xtrain.components.optimizers.lion_torch import LionOptimizer
@@ -60,7 +61,7 @@ def plan(tmp_path: Path) -> Plan:
 
 def built(plan: Plan, parameters: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
     load_ops()
-    resources = {"plan": plan, "model": FewParameters(parameters), "rank": None, "progress": Progress()}
+    resources = {"plan": plan, "model": FewParameters(parameters), "rank": one_rank(), "progress": Progress()}
     resources["resources"] = resources
     for node in plan.nodes:
         if node.op in ("setup.optimizer", "setup.group"):
