@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from xtrain.dsl.schema.model import ModelFolder
 
-DESCRIPTION: Final = 5  # changes with the content of descriptions
+DESCRIPTION: Final = 6  # changes with the content of descriptions
 EXTRA: Final = "pip install 'xtrain[transformers]'"
 LONGEST: Final = 600  # seconds
 PACKAGE: Final = __name__.partition(".dsl.")[0]
@@ -62,13 +62,29 @@ def _described(config: str) -> Mapping[str, Any]:
     of = "\n".join((str(DESCRIPTION), *map(" ".join, versions.items()), config))
     key = hashlib.sha256(of.encode()).hexdigest()[:32]
     path = _cache() / f"{key}.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    found = _kept(path)
+    if found is None:
         found = _inspected(config, versions)
         if "problem" not in found:  # what another package may cure
             _store(path, found)
-    return {**found, "versions": versions}
+    return {**{name: value for name, value in found.items() if name != "source"}, "versions": versions}
+
+
+def source_digest(path: str) -> str:
+    """Return 16 hex digits over a source file. Raises OSError."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
+def _kept(path: Path) -> Mapping[str, Any] | None:
+    """Return a description in the cache; None without one, if its file is damaged, or if the code has changed since."""
+    try:
+        checksum, _, text = path.read_text(encoding="utf-8").partition("\n")
+        if checksum != hashlib.sha256(text.encode()).hexdigest():
+            return None
+        found = json.loads(text)
+        return found if source_digest(found["source"]) == found["digest"] else None
+    except (OSError, ValueError):
+        return None
 
 
 def _cache() -> Path:
@@ -80,11 +96,12 @@ def _cache() -> Path:
 
 
 def _store(path: Path, found: Mapping[str, Any]) -> None:
-    """Write a description, if the cache can be written."""
+    """Write a description after its checksum, if the cache can be written."""
+    text = json.dumps(found)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            json.dump(found, file)
+            file.write(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
         Path(file.name).replace(path)
     except OSError:
         pass

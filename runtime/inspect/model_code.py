@@ -8,6 +8,7 @@ measured on a small random model of the same config: whether logits are a produc
 a row stay apart if their positions begin at 0.
 """
 
+import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -634,6 +635,7 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "class": cls.__name__,
         "digest": code_digest(cls),
+        "source": inspect.getfile(cls),
         "dim": code.head.in_features,
         "vocab": code.head.out_features,
         "tie_embeddings": code.tied,

@@ -4,19 +4,18 @@ The trunk is the module between the token ids and the head's input; its layers a
 Shapes: B rows, S positions, D width of the residual stream, V vocabulary.
 """
 
-import hashlib
 import inspect
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 from attrs import frozen
 from torch import nn
 
+from xtrain.dsl.checking.model_code import source_digest
 from xtrain.plan.architecture import EMBEDDING, HEAD
 
 LAYERS: Final = "layers"
@@ -59,6 +58,12 @@ def config_of(content: Mapping[str, Any]) -> Any:
             message = f"the model is computed by transformers, which cannot be imported: {error}"
             raise UnknownCode(message, "pip install 'xtrain[transformers]'") from error
         kind = str(content.get("model_type"))
+        if content.get("quantization_config"):
+            message = "the config has a `quantization_config`: its weights are quantized"
+            raise UnknownCode(message, "give the folder with the weights before; `precision { base }` quantizes them")
+        if kind not in CONFIG_MAPPING and content.get("auto_map"):
+            message = f"transformers has no model type {kind!r}, and code beside the weights (`auto_map`) is not run"
+            raise UnknownCode(message, "export the model in a type that transformers has")
         if kind not in CONFIG_MAPPING:
             hint = "install a version of transformers that has it, or export the model in a type that it has"
             raise UnknownCode(f"the installed transformers has no model type {kind!r}", hint)
@@ -87,7 +92,7 @@ def class_of(config: Any) -> type[nn.Module]:
 
 def code_digest(cls: type[nn.Module]) -> str:
     """Return 16 hex digits over the source file of a class."""
-    return hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]
+    return source_digest(inspect.getfile(cls))
 
 
 def build(config: Any, experts: str = "eager") -> nn.Module:
@@ -116,7 +121,10 @@ def build(config: Any, experts: str = "eager") -> nn.Module:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Return the first line of an error, and the reason after it if it only announces one."""
+    text = repr(error) if isinstance(error, KeyError) else str(error)
+    first, *others = text.strip().splitlines() or [type(error).__name__]
+    return f"{first} {others[0].strip()}" if first.endswith(":") and others else first
 
 
 @frozen(eq=False)

@@ -128,7 +128,11 @@ def test_documents_that_would_mix_need_rows_of_their_own(tmp_path: Path):
     ({"model_type": "bart"}, "encoder with a decoder"),
     ({"model_type": "vit"}, "no causal language model"),
     ({"model_type": "qwen3_5"}, "more parts than its language model"),
-    ({"model_type": "olmo3", "hidden_size": "wide"}, "rejects the config"),
+    ({"model_type": "olmo3", "hidden_size": "wide"}, "expected int, got str"),
+    ({"model_type": "olmo3", "layer_types": []}, "`num_hidden_layers` (32)"),
+    ({"model_type": "olmo3", "hidden_act": "gold"}, "KeyError('gold')"),
+    ({"model_type": "olmo3", "quantization_config": {"quant_method": "fp8"}}, "its weights are quantized"),
+    ({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, "(`auto_map`) is not run"),
     ({"model_type": "bert", "is_decoder": True}, "are one parameter"),
     ({"model_type": "dory"}, "matrix alone"),  # its head scales logits
 ])  # fmt: skip

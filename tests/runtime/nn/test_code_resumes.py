@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from code_models import inspect_here, make, plan_for
+from code_models import built, inspect_here, make, plan_for
 from reference_models import make as make_native
 
 from xtrain.dsl.checking import model_code
 from xtrain.plan.checkpoints import checkpoint_contents, mismatches, origin_contents, weight_mismatches
 from xtrain.planner.load import plan_from_text
+from xtrain.runtime.base.ops import PlanMismatch
+from xtrain.runtime.nn import code_transformer
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +76,40 @@ def test_a_reference_is_computed_by_the_same_code(keys: dict[str, Any], reason: 
     """
     found = [each.message for each in plan_from_text(text, "small.xtrain").diagnostics.errors]
     assert len(found) == bool(reason) and all(reason in each for each in found), found
+
+
+def test_a_description_is_made_again_if_its_file_is_damaged_or_the_code_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where the package has the same version. A plan made before is then refused when it runs."""
+    source = tmp_path / "modeling_own.py"
+    source.write_text("first")
+    made: list[str] = []
+
+    def inspected(config: str, versions: Any) -> dict[str, Any]:
+        made.append(config)
+        return {"source": str(source), "digest": model_code.source_digest(str(source)), "dim": 64}
+
+    def described() -> Any:
+        model_code._described.cache_clear()
+        return model_code.describe({"model_type": "own"})
+
+    monkeypatch.setattr(model_code, "_inspected", inspected)
+    first = described()
+    assert described() == first and len(made) == 1 and "source" not in first
+    (path,) = (tmp_path / "cache").glob("xtrain/models/*")
+    text = path.read_text()
+    for damaged in ("", "[]", "{}", "null", text[:-3], text.replace("64", "65"), text.partition("\n")[2]):
+        path.write_text(damaged)
+        assert described() == first and path.read_text() == text
+    count = len(made)
+    source.write_text("second")
+    assert described()["digest"] != first["digest"] and described() and len(made) == count + 1
+
+
+def test_a_plan_runs_with_the_code_that_it_was_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make("olmo3", tmp_path)
+    plan = plan_for(tmp_path)
+    monkeypatch.setattr(code_transformer, "code_digest", lambda cls: "other")
+    with pytest.raises(PlanMismatch, match=r"other code of Olmo3ForCausalLM than when the plan was made; plan again"):
+        built(plan)
