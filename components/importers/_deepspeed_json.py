@@ -21,7 +21,7 @@ _BUFFERS: Final = (
 )
 _RECORDS: Final = (
     "steps_per_print wall_clock_breakdown dump_state memory_breakdown flops_profiler flops_profiler.* comms_logger "
-    "comms_logger.*"
+    "comms_logger.* comms_config.* monitor_config.* _comment"
 )
 
 
@@ -55,7 +55,8 @@ def write_deepspeed(draft: Draft, prefix: str = "") -> None:
             draft.meaningless(key, "the trainer fills it in")
     for name, path in (("train_micro_batch_size_per_gpu", "batch"), ("gradient_accumulation_steps", "batch"),
                        ("gradient_clipping", "optimizer")):  # fmt: skip
-        draft.known(path, f"{prefix}{name}")
+        if draft.get(f"{prefix}{name}") != "auto":
+            draft.known(path, f"{prefix}{name}")
     _write_batch(draft, prefix)
     if draft.get(f"{prefix}bf16.enabled") is True:
         draft.set("precision.compute", None, f"{prefix}bf16.enabled", text="bf16")

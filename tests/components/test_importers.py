@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import xtrain
+from xtrain.components.importers._prompt_formats import ALPACA, prompt_template
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.dsl.diagnostics.diagnostic import SourceText
 from xtrain.dsl.importing.accounts import Fate
 from xtrain.dsl.importing.config_file import read_config
 from xtrain.dsl.importing.importer import IMPORTERS, candidates
 from xtrain.dsl.syntax.format import format_source
 from xtrain.planner.load import plan_from_text
+from xtrain.runtime.feed.documents import DocumentEncoder
+from xtrain.runtime.feed.records import SourceRecord
 
 AXOLOTL = """\
 base_model: models/own
@@ -317,6 +321,14 @@ def test_what_programs_on_transformers_have_alone(tmp_path, kind, text, key):
     assert fates(draft)[key] is Fate.MISSING
 
 
+def test_numbers_that_a_trainer_gives_to_deepspeed(tmp_path):
+    engine = {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_clipping": "auto",
+              "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 2},
+              "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}}}  # fmt: skip
+    draft, spec = imported(tmp_path, json.dumps(engine), "ds.json", "deepspeed")
+    assert Fate.MISSING not in fates(draft).values() and "auto" not in spec.replace("fsdp auto", "")
+
+
 def test_accelerate_and_deepspeed(tmp_path):
     (tmp_path / "a.yaml").write_text(
         "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\n"
@@ -463,6 +475,23 @@ def test_what_tables_have_alone(tmp_path, text, key):
 def test_every_format_stands_in_the_documentation():
     text = (DOCS / "importing.md").read_text(encoding="utf-8")
     assert [name for name in IMPORTERS if f"| `{name}` |" not in text] == []
+
+
+@pytest.mark.parametrize("style", ALPACA)
+@pytest.mark.parametrize("more", ["", '3, 1 {x} "y"'])
+def test_prompt_formats_as_templates(style, more):
+    """The text is that of the format, and the answer with the end of the document is what is trained on."""
+    with_input, without_input = ALPACA[style]
+    talk = [{"role": "user", "content": "Sort {z}."}, {"role": "assistant", "content": "1, 3"}]
+    talk = [{"role": "system", "content": more}, *talk] if more else talk
+    reads = {"form": "instruction", "template": prompt_template(with_input, without_input), "train_on": "assistant"}
+    tokenizer = ByteTokenizer()
+    (document,) = DocumentEncoder(tokenizer, reads).encode([SourceRecord(talk, "here")])
+    ids = document.ids.tolist()
+    prompt = (with_input if more else without_input).replace("{input}", more).replace("{instruction}", "Sort {z}.")
+    assert bytes(token for token in ids if token < 256).decode() == prompt + "1, 3"
+    trained = [token for token, predicted in zip(ids, document.trained, strict=True) if predicted]
+    assert bytes(trained[:-1]).decode() == "1, 3" and trained[-1] == tokenizer.eos == ids[-1]
 
 
 UNREADABLE = [
