@@ -267,7 +267,8 @@ class StoredPart:
     expert: index along the parameter's first dimension; None: the whole parameter. transposed: rows of the stored
     matrices are columns here. first, step: index i of the parameter's last dimension is index first + step · i of the
     stored tensor. Parts with a step, interleaved with as many parameters, are not transposed. rows: first and end of
-    the rows of the parameter, or of the expert's matrix, that the tensor holds; None: all.
+    the rows of the parameter, or of the expert's matrix, that the tensor holds; None: all. top: row of the tensor at
+    which the part begins; the tensor's other rows hold other parameters.
     """
 
     name: str
@@ -277,6 +278,7 @@ class StoredPart:
     first: int = 0
     step: int = 1
     rows: tuple[int, int] | None = None
+    top: int = 0
 
 
 # Alternative forms in files; the first one whose tensors all exist is read.
@@ -298,7 +300,8 @@ class StoredNames:
     start of its names in those files → in files of its own. beside: starts of the names of other parts. buffers: ends
     of names of stored tensors that are not parameters. further_tokens: name of a matrix in the layers after the last
     one that predict further tokens, as in DeepSeek-V3, stored with copies of the embedding and of the head; layers past
-    the model's last one are ignored. Empty: files have no such layers.
+    the model's last one are ignored. Empty: files have no such layers. others: tensors of other parts of a model,
+    which are not read and which an export copies.
     """
 
     modules: Mapping[str, str] = field(factory=dict)
@@ -309,6 +312,7 @@ class StoredNames:
     beside: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
     further_tokens: str = ""
+    others: frozenset[str] = frozenset()
 
     def of(self, parameter: ParameterSpec) -> Alternatives:
         """Return the possible places of a parameter, the usual form first."""
@@ -322,7 +326,7 @@ class StoredNames:
 
     def is_ignored(self, name: str, arch: Architecture, stored: Container[str]) -> bool:
         """Return True if a stored tensor is not part of the model. stored: the names of all tensors."""
-        if name.endswith(self.ignored) or name.startswith(self.beside):
+        if name.endswith(self.ignored) or name.startswith(self.beside) or name in self.others:
             return True
         if not self.further_tokens or not name.startswith(LAYERS):
             return False

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Any, Final
 
 from attrs import evolve, frozen
@@ -19,6 +20,7 @@ from xtrain.plan.weight_files import (
     SINGLE,
     SIZES,
     StoredPart,
+    StoredTensor,
     WeightFiles,
     header_of,
     known_names,
@@ -135,10 +137,11 @@ def _listed(names: Sequence[str], what: str) -> Iterator[str]:
 @frozen
 class WrittenTensor:
     """Tensor of a file: a parameter, one expert of it, or several parameters of one number format. parts: parameter →
-    its part in the tensor. format: its safetensors name."""
+    its part in the tensor. format: its safetensors name. copied: the tensor of another folder whose bytes it has."""
 
     parts: tuple[tuple[str, StoredPart], ...]
     format: str
+    copied: StoredTensor | None = None
 
     @property
     def name(self) -> str:
@@ -174,10 +177,16 @@ class WrittenFile:
 FormatOf = Callable[[ParameterSpec, int], str]
 
 
-def lay_out(arch: Architecture, format_of: FormatOf, most: int) -> tuple[WrittenFile, ...]:
-    """Return the files of a model, tensors in the order of its parameters, with at most `most` bytes in each; a larger
-    tensor gets a file of its own."""
-    return in_files(_tensors(arch, format_of), most)
+def lay_out(
+    arch: Architecture, format_of: FormatOf, most: int, copied: Mapping[str, StoredTensor] = MappingProxyType({})
+) -> tuple[WrittenFile, ...]:
+    """Return the files of a model, tensors in the order of its parameters and then the copied ones, with at most `most`
+    bytes in each; a larger tensor gets a file of its own."""
+    others = (
+        WrittenTensor(((name, StoredPart(name, tensor.shape)),), tensor.format, tensor)
+        for name, tensor in copied.items()
+    )
+    return in_files((*_tensors(arch, format_of), *others), most)
 
 
 def in_files(tensors: Iterable[WrittenTensor], most: int) -> tuple[WrittenFile, ...]:
@@ -348,7 +357,10 @@ def _code_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
     """Return the config that the model began with, with its number format and the ids of the tokenizer."""
     code = arch.own["code"]
     config = dict(code["config"])
-    config |= {"architectures": [code["class"]], "dtype" if "dtype" in config else "torch_dtype": DTYPES[values.format]}
+    config |= {
+        "architectures": [code["whole"] or code["class"]],
+        "dtype" if "dtype" in config else "torch_dtype": DTYPES[values.format],
+    }
     return with_tokens(config, values.begin, [values.end])
 
 

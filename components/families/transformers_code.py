@@ -97,15 +97,25 @@ class TransformersCode(PlannedModel):
 
     def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:
         values, reasons = super().resolved()
-        described = {} if self.folder is None else describe(read_config(self.folder))
+        described = {} if self.folder is None else self._described()
         sizes = {name: described.get(name, 1) for name in ("head_dim", "ffn", "init_std")}
         return {**values, **sizes, "rope_theta": 0.0, "norm_eps": 0.0, "qk_norm": False}, reasons
 
     def composed(self, arch: Architecture, report: Callable[[BodyError], None]) -> dict[str, Any]:
         if self.folder is None:
             return {}
+        return {"code": self._described()}
+
+    def _described(self) -> dict[str, Any]:
+        """Return the description of the model, with its config. Without weights, a language model that is part of
+        another is a model of its own."""
+        assert self.folder is not None
         config = read_config(self.folder)
-        return {"code": {**describe(config), "config": config}}
+        found = describe(config)
+        if found["text"] is not None and not self.loads:
+            config = found["text"]
+            found = describe(config)
+        return {**found, "config": config}
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
@@ -125,4 +135,5 @@ class TransformersCode(PlannedModel):
 
     @classmethod
     def names_in_files(cls, arch: Architecture) -> StoredNames | None:
-        return CodeNames(parts=arch.own["code"]["stored"])
+        code = arch.own["code"]
+        return CodeNames(parts=code["stored"], others=frozenset(code["others"]))

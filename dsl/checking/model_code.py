@@ -19,6 +19,7 @@ from xtrain.dsl.schema.model import ModelFolder
 
 DESCRIPTION: Final = 6  # changes with the content of descriptions
 EXTRA: Final = "pip install 'xtrain[transformers]'"
+OLDEST: Final = 5  # the first version whose conversions of weights can be read
 LONGEST: Final = 600  # seconds
 PACKAGE: Final = __name__.partition(".dsl.")[0]
 
@@ -39,10 +40,14 @@ def read_config(folder: ModelFolder) -> dict[str, Any]:
 def code_versions() -> dict[str, str]:
     """Return the installed versions of transformers and torch. Raises CodeUnusable."""
     try:
-        return {name: version(name) for name in ("transformers", "torch")}
+        versions = {name: version(name) for name in ("transformers", "torch")}
     except PackageNotFoundError as error:
         message = f"transformers' code computes this model, and the package {error.name} is missing"
         raise CodeUnusable(message, EXTRA) from error
+    if int(versions["transformers"].split(".")[0]) < OLDEST:
+        message = f"transformers {versions['transformers']} is too old to compute this model, which needs {OLDEST}.0"
+        raise CodeUnusable(message, EXTRA)
+    return versions
 
 
 def describe(config: Mapping[str, Any]) -> Mapping[str, Any]:

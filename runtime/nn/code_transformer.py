@@ -5,7 +5,7 @@ the plan: layers by number, other modules by their path in the trunk.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +25,7 @@ from xtrain.runtime.nn.batch import LayerCache, ModelBatch
 from xtrain.runtime.nn.block import LayerBlock
 from xtrain.runtime.nn.layers import Linear, generator_of
 from xtrain.runtime.nn.loss import Head
-from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, code_digest, config_of, first
+from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, code_digest, config_of
 from xtrain.runtime.nn.transformer import StageSpan, Transformer
 
 
@@ -84,16 +84,24 @@ class CodeTransformer(Transformer):
         for i, layer in enumerate(code.layers):
             if isinstance(block := block_of(arch.kind_of(i)), AdaptedBlock):
                 put_on(layer, block, arch, axes)
-        for path, module in _others(code):
-            _put(self, path, module)
+        bias = code.head.bias
+        assert code.names  # computed before its second name is removed
+        for module in code.around:
+            for name in [name for name, parameter in module._parameters.items() if parameter is bias is not None]:
+                module._parameters[name] = None  # it is the head's
+            if module._parameters or module._buffers:
+                _share(self, code.places[module], module)
+        for module in code.outside:
+            _put(self, code.places[module], module)
         code.model.eval()
         if not arch.tie_embeddings:
             self.lm_head = code.head
             self.lm_head.__class__ = Linear
             put_on_head(self, arch, axes)
-        elif arch.head_matrices:  # the embedding's weight; only the adapter is here
+        elif arch.head_matrices or code.head.bias is not None:  # the embedding's weight; adapter and bias are here
             self.lm_head = Linear(arch.dim, arch.vocab)
             self.lm_head.register_parameter("weight", None)
+            self.lm_head.register_parameter("bias", bias)
             put_on_head(self, arch, axes)
         self._formats = {
             (module, name): buffer.dtype
@@ -129,7 +137,8 @@ class CodeTransformer(Transformer):
             for module in block.dropping:
                 module.keys_BS = keys_BS
         if cache is None:
-            hidden_BSD = self.code.hidden(x_BSD, batch.positions_BS)
+            # Code that does not keep documents apart counts positions in its own way, such as from a padding id.
+            hidden_BSD = self.code.hidden(x_BSD, batch.positions_BS if self._described["packs"] else None)
         elif self._described["packs"]:
             hidden_BSD = self._with_cache(x_BSD, batch, cache)
         else:
@@ -159,11 +168,9 @@ class CodeTransformer(Transformer):
         seen = getattr(cache, "seen_B11L", None)
         name = "cache" if "cache" in self.code.arguments else "past_key_values"
         more: dict[str, Any] = {name: self._caches[cache], "use_cache": True}
-        if "position_ids" in self.code.arguments:
-            more["position_ids"] = batch.positions_BS
         if seen is not None:
             more["attention_mask"] = seen[:, 0, 0, : cache.filled + ids_BS.shape[1]].long()
-        return first(self.code.trunk(input_ids=ids_BS, **more))
+        return self.code.hidden(ids_BS, batch.positions_BS, **more)
 
     def _again(self, ids_BS: Tensor, batch: ModelBatch, cache: LayerCache) -> Tensor:
         """Return the hidden states of new positions, computed with all earlier ones again and row by row: the caches of
@@ -194,7 +201,7 @@ class CodeTransformer(Transformer):
                 buffer = module.get_buffer(name)  # without the mark
                 setattr(module, name, torch.zeros_like(buffer, dtype=self._formats[module, name]))
             if module._non_persistent_buffers_set:
-                self.code.model._init_weights(module)
+                self.code.model._init_weights(module.__dict__.get("shared", module))
 
     @property
     def drawable(self) -> Set[str]:
@@ -217,9 +224,16 @@ class CodeTransformer(Transformer):
 
     def _drawn_part(self, start: str, seed: int) -> dict[str, Tensor]:
         """Draw a layer, or one module outside layers; values depend on the seed and the name alone."""
-        names = {ours: theirs for theirs, ours in self._pattern.names.items() if ours.startswith(f"{start}.")}
-        path = names[min(names)].removesuffix(min(names).removeprefix(start))
-        part = copy.deepcopy(self._pattern.model.get_submodule(path))
+        inside = f"{start}." if start else ""
+        names = {ours: theirs for theirs, ours in self._pattern.names.items() if ours.startswith(inside)}
+        if not start:
+            names = {ours: theirs for ours, theirs in names.items() if "." not in ours}
+        path = names[min(names)].removesuffix(min(names).removeprefix(inside)).removesuffix(".")
+        part = self._pattern.model.get_submodule(path)
+        if part in self._pattern.around:  # its own parameters alone
+            part = copy.copy(part)
+            part._modules = {}
+        part = copy.deepcopy(part)
         part.to_empty(device="cpu")
         for tensor in (*part.parameters(), *part.buffers()):
             if tensor.is_floating_point():
@@ -228,7 +242,7 @@ class CodeTransformer(Transformer):
             torch.manual_seed(generator_of(start, seed, torch.device("cpu")).initial_seed())
             part.apply(self._pattern.model._init_weights)
         tensors = {**dict(part.named_parameters()), **dict(part.named_buffers())}
-        return {ours: tensors[theirs.removeprefix(f"{path}.")].float() for ours, theirs in names.items()}
+        return {ours: tensors[theirs.removeprefix(path).lstrip(".")].float() for ours, theirs in names.items()}
 
     @cached_property
     def _pattern(self) -> CodeModel:
@@ -241,22 +255,16 @@ def _no_further(*_: Any) -> Tensor:
     raise AssertionError("no block predicts further tokens")
 
 
-def _others(code: CodeModel) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the largest modules of the trunk without its layers, with their paths in it."""
-    layers = set(code.layers.modules())
-
-    def below(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-        for name, child in module.named_children():
-            own = f"{path}{name}"
-            if child is code.layers or child is code.embedding:
-                continue
-            if code.layers in set(child.modules()):
-                yield from below(child, f"{own}.")
-            else:
-                yield own, child
-
-    assert code.embedding not in layers
-    return below(code.trunk, "")
+def _share(to: nn.Module, path: str, module: nn.Module) -> None:
+    """Give the module at a path the parameters and buffers of a module around the layers, without its submodules."""
+    if path:
+        if path not in dict(to.named_modules()):
+            _put(to, path, nn.Module())
+        to = to.get_submodule(path)
+    assert not to._parameters and not to._buffers
+    to._parameters, to._buffers = module._parameters, module._buffers
+    to._non_persistent_buffers_set = module._non_persistent_buffers_set
+    to.__dict__["shared"] = module  # no submodule
 
 
 def _put(to: nn.Module, path: str, module: nn.Module) -> None:

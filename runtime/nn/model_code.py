@@ -50,6 +50,19 @@ def quiet() -> Iterator[None]:
 
 
 def config_of(content: Mapping[str, Any]) -> Any:
+    """Return the config of transformers with the keys of a `config.json`; of a model with several parts that of its
+    language model. Raises UnknownCode."""
+    whole = whole_config_of(content)
+    if hasattr(whole, "vocab_size") or not hasattr(whole, "text_config"):
+        return whole
+    text = whole.text_config
+    if not hasattr(text, "vocab_size"):
+        raise UnknownCode(f"`text_config` of a {whole.model_type} is no language model", "use another model")
+    text.tie_word_embeddings = getattr(whole, "tie_word_embeddings", text.tie_word_embeddings)
+    return text
+
+
+def whole_config_of(content: Mapping[str, Any]) -> Any:
     """Return the config of transformers with the keys of a `config.json`. Raises UnknownCode."""
     with quiet():
         try:
@@ -66,28 +79,60 @@ def config_of(content: Mapping[str, Any]) -> Any:
             raise UnknownCode(message, "export the model in a type that transformers has")
         if kind not in CONFIG_MAPPING:
             hint = "install a version of transformers that has it, or export the model in a type that it has"
-            raise UnknownCode(f"the installed transformers has no model type {kind!r}", hint)
+            written = content.get("transformers_version")
+            of = f" of a file of transformers {written}" if isinstance(written, str) else ""
+            raise UnknownCode(f"the installed transformers has no model type {kind!r}{of}", hint)
         try:
-            return CONFIG_MAPPING[kind].from_dict(dict(content))
+            config = CONFIG_MAPPING[kind].from_dict(_with_floats(content))
         except Exception as error:  # the checks of a config class raise whatever they like
             message = f"transformers rejects the config: {_first_line(error)}"
             raise UnknownCode(message, "correct config.json") from error
+        if getattr(config, "is_encoder_decoder", False):
+            raise UnknownCode(f"{config.model_type} is an encoder with a decoder", "use a decoder-only model")
+        return config
+
+
+def _with_floats(value: Any) -> Any:
+    """Return the value of a JSON file of transformers, which writes an infinite number as {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        tagged = value.keys() == {"__float__"}
+        return float(value["__float__"]) if tagged else {name: _with_floats(each) for name, each in value.items()}
+    return [_with_floats(each) for each in value] if isinstance(value, list) else value
 
 
 def class_of(config: Any) -> type[nn.Module]:
     """Return the class of transformers with a language head for a config. Raises UnknownCode."""
     with quiet():
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+        import transformers
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as CLASSES
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-        if getattr(config, "is_encoder_decoder", False):
-            raise UnknownCode(f"{config.model_type} is an encoder with a decoder", "use a decoder-only model")
-        if not hasattr(config, "vocab_size") and hasattr(config, "text_config"):
-            message = f"a {config.model_type} has more parts than its language model"
-            raise UnknownCode(message, "give a folder with the language model alone")
-        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-            hint = "use a model that transformers' AutoModelForCausalLM can load"
-            raise UnknownCode(f"transformers has no causal language model of the type {config.model_type}", hint)
-        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # pyright: ignore[reportReturnType]
+        if type(config) in CLASSES:
+            return CLASSES[type(config)]  # pyright: ignore[reportReturnType]
+        package = type(config).__module__.rpartition(".")[0]
+        for kind, name in NAMES.items():  # of the language model of a model with several parts
+            if package.endswith(f".{kind}") and getattr(transformers, name).config_class is type(config):
+                return getattr(transformers, name)
+        hint = "use a model that transformers' AutoModelForCausalLM can load"
+        raise UnknownCode(f"transformers has no causal language model of the type {config.model_type}", hint)
+
+
+def whole_class_of(content: Mapping[str, Any]) -> type[nn.Module] | None:
+    """Return the class that a model with several parts is saved as; None for a language model alone. Raises
+    UnknownCode."""
+    config = whole_config_of(content)
+    if config_of(content).model_type == config.model_type:
+        return None
+    with quiet():
+        import transformers
+        from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING as CLASSES
+
+        named = [getattr(transformers, str(name), None) for name in content.get("architectures") or ()]
+        for cls in (*named, CLASSES.get(type(config), None)):
+            if getattr(cls, "config_class", None) is type(config):
+                return cls
+        hint = "write the name of its class under `architectures` of config.json"
+        raise UnknownCode(f"transformers has no class for a whole {config.model_type}", hint)
 
 
 def code_digest(cls: type[nn.Module]) -> str:
@@ -100,11 +145,16 @@ def build(config: Any, experts: str = "eager") -> nn.Module:
 
     experts: how its experts are computed, if it lets one choose. Raises UnknownCode.
     """
-    cls = class_of(config)
-    config.return_dict, config.dtype = True, torch.get_default_dtype()
-    for name in ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits"):
-        if hasattr(config, name):
-            setattr(config, name, False)
+    return build_class(class_of(config), config, experts)
+
+
+def build_class(cls: type[nn.Module], config: Any, experts: str = "eager") -> nn.Module:
+    """Return a model of a class of transformers, as `build`."""
+    for part in (config, getattr(config, "text_config", config)):
+        part.return_dict, part.dtype = True, torch.get_default_dtype()
+        for name in ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits"):
+            if hasattr(part, name):
+                setattr(part, name, False)
     choices = {"_attn_implementation": "sdpa", "_experts_implementation": experts}
     while True:
         for name in ("_attn_implementation", "_experts_implementation"):
@@ -135,10 +185,9 @@ class CodeModel:
 
     @cached_property
     def trunk(self) -> nn.Module:
-        decoder = self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.base_model
-        if decoder is self.model:
-            raise UnknownCode(f"{self.title} has no part without the head", "use another model")
-        return decoder
+        """The part of the model with its layers and without its head, or the model itself."""
+        decoder = self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model
+        return next((part for part in (decoder, self.model.base_model) if any(_lists(part))), self.model)
 
     @property
     def title(self) -> str:
@@ -154,7 +203,7 @@ class CodeModel:
     @cached_property
     def head(self) -> nn.Linear:
         found = self.model.get_output_embeddings()
-        if type(found) is not nn.Linear:  # a class of its own may do more than multiply
+        if not isinstance(found, nn.Linear):
             raise UnknownCode(f"{self.title} has no head that is a matrix alone", "use another model")
         return found
 
@@ -165,11 +214,11 @@ class CodeModel:
     @cached_property
     def layers_path(self) -> str:
         """Name of the list of layers, in the whole model."""
-        inside = set(self.trunk.modules())
+        inside = set(_lists(self.trunk)) or {m for m in self.model.modules() if isinstance(m, nn.ModuleList)}
         lists = {
             name: sum(p.numel() for p in module.parameters())
             for name, module in self.model.named_modules()
-            if isinstance(module, nn.ModuleList) and len(module) and module in inside
+            if module in inside
         }
         if not lists:
             raise UnknownCode(f"{self.title} has no list of layers", "use another model")
@@ -180,37 +229,96 @@ class CodeModel:
         return self.model.get_submodule(self.layers_path)
 
     @cached_property
+    def around(self) -> list[nn.Module]:
+        """The modules that contain the layers, the embedding or the head, without these."""
+        inner = (self.layers, self.embedding, self.head)
+        return [m for m in self.model.modules() if m not in inner and any(each in set(m.modules()) for each in inner)]
+
+    @cached_property
+    def outside(self) -> list[nn.Module]:
+        """The largest modules that contain none of them."""
+        inner = {self.layers, self.embedding, self.head, *self.around}
+        return [child for module in self.around for child in module.children() if child not in inner]
+
+    @cached_property
+    def paths(self) -> dict[nn.Module, str]:
+        """Module → its path in the model."""
+        return {module: name for name, module in self.model.named_modules()}
+
+    @cached_property
+    def places(self) -> dict[nn.Module, str]:
+        """Module → its place in a plan: the path in the trunk, outside the trunk the path in the whole model; below
+        `ends` if it would begin with the name of one of the parts that every model has."""
+        paths, trunk = self.paths, self.paths[self.trunk]
+        inside = (module for module in self.trunk.modules() if trunk)
+        found = {**paths, **{module: paths[module].removeprefix(trunk).lstrip(".") for module in inside}}
+        taken = (EMBEDDING, HEAD, LAYERS)
+        found = {module: f"ends.{path}" if path.split(".")[0] in taken else path for module, path in found.items()}
+        layers = paths[self.layers]
+        found |= {module: LAYERS + paths[module].removeprefix(layers) for module in self.layers.modules()}
+        return {**found, self.embedding: EMBEDDING, self.head: HEAD}
+
+    @cached_property
     def names(self) -> dict[str, str]:
         """Name of each parameter and saved buffer in the code → its name in a plan."""
-        paths = {id(module): name for name, module in self.model.named_modules()}
-        embedding, head, trunk = (paths[id(each)] for each in (self.embedding, self.head, self.trunk))
         saved = self.model.state_dict().keys()
+        # A parameter with several names is saved under one that is not tied to another.
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        aliases: dict[nn.Parameter, str] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if parameter not in aliases or aliases[parameter] in tied:
+                aliases[parameter] = name
         buffers = [name for name, _ in self.model.named_buffers() if name in saved]
         found = {}
-        for name in (*(name for name, _ in self.model.named_parameters()), *buffers):
-            if name == f"{embedding}.weight":
-                found[name] = f"{EMBEDDING}.weight"
-            elif name.rpartition(".")[0] == head:
-                found[name] = f"{HEAD}.{name.rpartition('.')[2]}"
-            elif name.startswith(f"{self.layers_path}."):
-                found[name] = LAYERS + name.removeprefix(self.layers_path)
-            else:
-                found[name] = name.removeprefix(f"{trunk}.")
+        for name in (*aliases.values(), *buffers):
+            path, _, last = name.rpartition(".")
+            found[name] = f"{self.places[self.model.get_submodule(path)]}.{last}".lstrip(".")
+        ends = {self.head.weight: HEAD, self.embedding.weight: EMBEDDING}
+        found |= {aliases[parameter]: f"{module}.weight" for parameter, module in ends.items()}
+        if self.head.bias is not None:
+            found[aliases[self.head.bias]] = f"{HEAD}.bias"
         if len(set(found.values())) < len(found):
             raise UnknownCode(f"two parameters of {self.title} would have one name", "use another model")
         return found
 
     @cached_property
     def arguments(self) -> frozenset[str]:
-        """Names of the arguments of the trunk."""
-        return frozenset(inspect.signature(self.trunk.forward).parameters)
+        """Names of the arguments of the model, with those that it passes on to its trunk."""
+        own = inspect.signature(self.model.forward).parameters
+        passes = any(each.kind == inspect.Parameter.VAR_KEYWORD for each in own.values())
+        return frozenset({*own, *(inspect.signature(self.trunk.forward).parameters if passes else ())})
 
-    def hidden(self, ids_BS: torch.Tensor, positions_BS: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the head's input [B, S, D]. positions_BS: None: counted from 0."""
-        more = {} if positions_BS is None or "position_ids" not in self.arguments else {"position_ids": positions_BS}
-        return first(self.trunk(input_ids=ids_BS, use_cache=False, **more))
+    def hidden(self, ids_BS: torch.Tensor, positions_BS: torch.Tensor | None = None, **more: Any) -> torch.Tensor:
+        """Return the head's input [B, S, D]. positions_BS: None: counted from 0. more: further arguments.
+
+        The model ends where it calls its head, whatever it computes before the head.
+        """
+        if positions_BS is not None and "position_ids" in self.arguments:
+            more["position_ids"] = positions_BS
+        call = self.head.register_forward_pre_hook(_end)
+        try:
+            self.model(input_ids=ids_BS, **{"use_cache": False, **more})
+        except _HeadReached as reached:
+            return reached.hidden_BSD
+        finally:
+            call.remove()
+        raise UnknownCode(f"{self.title} does not call its head", "use another model")
 
 
-def first(result: Any) -> torch.Tensor:
-    """Return the first tensor of what a module of transformers returns."""
-    return result if isinstance(result, torch.Tensor) else result[0]
+def _lists(part: nn.Module) -> Iterator[nn.Module]:
+    """Yield the lists of modules in a part of a model, without models inside it, such as a vision tower."""
+    for child in part.children():
+        if isinstance(child, nn.ModuleList) and len(child):
+            yield child
+        if not hasattr(child, "post_init"):
+            yield from _lists(child)
+
+
+class _HeadReached(Exception):
+    def __init__(self, hidden_BSD: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden_BSD = hidden_BSD
+
+
+def _end(head: nn.Module, given: tuple[Any, ...]) -> None:
+    raise _HeadReached(given[0])

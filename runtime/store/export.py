@@ -21,6 +21,7 @@ from xtrain.plan.weight_files import (
     CONFIG,
     EMBEDDING_WEIGHT,
     LOADED,
+    StoredTensor,
     WeightFiles,
     WeightsUnreadable,
     read_weight_files,
@@ -115,7 +116,8 @@ class Export:
         tokenizer, ends, contents = self._tokenizer()
         origin = origin_of(plan, self.base)
         format_of = self._formats(origin)
-        files = lay_out(self._arch, format_of, self.most)
+        copied = self._copied(origin)
+        files = lay_out(self._arch, format_of, self.most, copied)
         formats = formats_of(files)
         contents |= self._configs(origin, tokenizer, ends, next(iter(formats)))
         loss = last_loss(self.run, self.state)
@@ -128,7 +130,7 @@ class Export:
                 durable.write(folder / name, content)
             self._verify(folder, contents, tokenizer)
             with self._whole(files) as whole:
-                writer = WeightsWriter(files, whole, folder, report)
+                writer = WeightsWriter(files, whole, folder, report, origin)
                 writer.write()
             writer.verify()
             self._verify_weights(folder)
@@ -144,6 +146,18 @@ class Export:
         return Exported(
             folder=to, tensors=tensors, files=len(files), formats=formats, remarks=remarks, merged=tuple(merged)
         )
+
+    def _copied(self, origin: Path | None) -> dict[str, StoredTensor]:
+        """Return the tensors of other parts of the model that the run began with, such as a vision tower. Raises
+        ExportFailed if its folder is gone."""
+        if not (others := stored_names(self._arch).others):
+            return {}
+        try:
+            stored = read_weight_files(str(origin)).tensors
+        except WeightsUnreadable as problem:
+            message = f"{origin}, which the run read its model from, has {len(others):,} tensors of other parts"
+            raise ExportFailed(f"{message}, which an export copies: {problem}") from problem
+        return {name: tensor for name, tensor in stored.items() if name in others}
 
     def _left_out(self, origin: Path | None) -> Iterator[str]:
         """Yield remarks about multi-token-prediction modules that the folder lacks."""
@@ -304,7 +318,7 @@ def formats_of(files: tuple[WrittenFile, ...]) -> dict[str, int]:
     """Return number format → bytes, largest count first."""
     sizes: Counter[str] = Counter()
     for tensor in (tensor for file in files for tensor in file.tensors):
-        sizes[LOADED[tensor.format]] += tensor.bytes
+        sizes[LOADED.get(tensor.format, tensor.format)] += tensor.bytes
     return dict(sizes.most_common())
 
 

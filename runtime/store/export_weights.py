@@ -88,7 +88,8 @@ class Merging:
         matrices = {
             name_of(layer, matrix.name): (layer, matrix) for layer, matrix in adapted_matrices(self.plan.architecture)
         }
-        formats = {name: TYPES[tensor.format] for file in files for tensor in file.tensors for name, _ in tensor.parts}
+        written = (tensor for file in files for tensor in file.tensors if tensor.copied is None)
+        formats = {name: TYPES[tensor.format] for tensor in written for name, _ in tensor.parts}
         factors: dict[str, list[str]] = {}
         for tensor in self.plan.parameters.tensors:
             if tensor.adapter:
@@ -149,14 +150,15 @@ READING_BACK: Final = "reading back"
 class WeightsWriter:
     """Writer of the files of a model.
 
-    whole: reads a whole parameter by name, or raises OSError. Memory holds the parameters of one tensor and one chunk
-    of output.
+    whole: reads a whole parameter by name, or raises OSError. origin: folder of copied tensors. Memory holds the
+    parameters of one tensor and one chunk of output.
     """
 
     files: tuple[WrittenFile, ...]
     whole: Callable[[str], Tensor]
     folder: Path
     report: Report
+    origin: Path | None = None
     _sums: dict[str, int] = field(factory=dict)
     _read: dict[str, Tensor] = field(factory=dict)
 
@@ -214,6 +216,9 @@ class WeightsWriter:
 
     def _chunks(self, tensor: WrittenTensor) -> Iterator[memoryview]:
         """Yield the bytes of a tensor as it is stored, some rows at a time."""
+        if tensor.copied is not None:
+            yield from self._copy(tensor.copied, tensor.name)
+            return
         views, type, sum = self._views(tensor), TYPES[tensor.format], 0
         row_bytes = prod(tensor.shape[1:]) * SIZES[tensor.format]
         rows, chunk_rows = tensor.shape[0] if tensor.shape else 1, max(1, CHUNK_BYTES // max(1, row_bytes))
@@ -227,6 +232,16 @@ class WeightsWriter:
             yield content
         self._sums[tensor.name] = sum
 
+    def _copy(self, stored: StoredTensor, name: str) -> Iterator[memoryview]:
+        """Yield the bytes of a tensor of the folder that the model began with."""
+        assert self.origin is not None
+        sum = 0
+        with (self.origin / stored.file).open("rb", buffering=0) as file:
+            for piece in _pieces(file.fileno(), stored):
+                sum = crc32(piece, sum)
+                yield memoryview(piece)
+        self._sums[name] = sum
+
     def _views(self, tensor: WrittenTensor) -> list[Tensor]:
         """Return a view of each parameter of a tensor, in the layout of the file."""
         names = [parameter for parameter, _ in tensor.parts]
@@ -238,13 +253,19 @@ class WeightsWriter:
                 self._read[name] = self.whole(name)
             value = self._read[name] if part.expert is None else self._read[name][part.expert]
             if part.rows is not None:
-                value = value.narrow(max(value.ndim - 2, 0), part.rows[0], part.rows[1] - part.rows[0])
+                dim = 0 if value.shape[1:] == part.shape[1:] else value.ndim - 2
+                value = value.narrow(dim, part.rows[0], part.rows[1] - part.rows[0])
             views.append(value.transpose(-1, -2) if part.transposed else value)
         return views
 
 
 def _rows(tensor: WrittenTensor, views: list[Tensor], begin: int, end: int) -> Tensor:
     """Return some rows of a tensor, assembled if several parameters share it."""
+    if any(part.top for _, part in tensor.parts):
+        return torch.cat([
+            view[max(0, begin - part.top) : max(0, end - part.top)]
+            for view, (_, part) in sorted(zip(views, tensor.parts, strict=True), key=lambda each: each[1][1].top)
+        ])  # fmt: skip
     pieces = [view[begin:end] if view.ndim else view[None] for view in views]
     if len(pieces) == 1:
         assert views[0].shape == tensor.shape, f"{tensor.name} lacks a parameter"
@@ -271,6 +292,6 @@ def _pieces(fd: int, tensor: StoredTensor) -> Iterator[bytes]:
     while at < end:
         piece = os.pread(fd, min(CHUNK_BYTES, end - at), at)
         if not piece:
-            raise ExportFailed(f"{tensor.file} is truncated: the disk has lost written data")
+            raise ExportFailed(f"{tensor.file} is truncated: the disk has lost data")
         at += len(piece)
         yield piece

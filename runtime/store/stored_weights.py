@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -111,6 +111,9 @@ class WeightReader:
             if (expert := parts[0].expert) is not None:
                 if expert in (mine := indices[0].tolist()):
                     self._read_parts(parts, [piece[mine.index(expert)] for piece in pieces], indices[1:])
+            elif (matrix := _as_matrix(parts[0], pieces[0])) is not None:
+                (piece,) = pieces
+                self._read_parts(parts, [piece.view(len(piece), -1)], [indices[0], matrix], width=len(matrix))
             elif len(parts[0].shape) == 3:
                 for place, expert in enumerate(indices[0].tolist()):
                     self._read_parts(parts, [piece[place] for piece in pieces], indices[1:], expert)
@@ -132,9 +135,15 @@ class WeightReader:
         self._put((sums / part.shape[0]).expand(new.shape), new, part.name, stored)
 
     def _read_parts(
-        self, parts: Sequence[StoredPart], pieces: Sequence[Tensor], indices: list[Tensor], matrix: int = 0
+        self,
+        parts: Sequence[StoredPart],
+        pieces: Sequence[Tensor],
+        indices: list[Tensor],
+        matrix: int = 0,
+        width: int = 0,
     ) -> None:
-        """Fill pieces [r, c] of a matrix, [r] of a vector; transposed: [c, r]. matrix: index in the stored tensor."""
+        """Fill pieces [r, c] of a matrix, [r] of a vector; transposed: [c, r]. matrix: index in the stored tensor.
+        width: as in `_chunks`."""
         part, stored = parts[0], self.files.tensors[parts[0].name]
         if part.rows is not None:
             begin, end = (int((indices[0] < bound).sum()) for bound in part.rows)
@@ -146,8 +155,8 @@ class WeightReader:
         indices = [*indices[:-1], indices[-1] + (part.first if part.step == 1 else 0)]
         if part.transposed:
             pieces, indices = [piece.t() for piece in pieces], indices[::-1]
-        rows, columns = indices[0], indices[1] if len(indices) > 1 else None
-        for place, chunk in self._chunks(part.name, stored, rows, columns, skipped, part.step):
+        rows, columns = indices[0] + part.top, indices[1] if len(indices) > 1 else None
+        for place, chunk in self._chunks(part.name, stored, rows, columns, skipped, part.step, width):
             for stored_part, piece in zip(parts, pieces, strict=True):
                 self._put(chunk[..., stored_part.first if stored_part.step > 1 else 0], piece[place], part.name, stored)
 
@@ -162,14 +171,21 @@ class WeightReader:
         to.copy_(values)
 
     def _chunks(
-        self, name: str, stored: StoredTensor, rows: Tensor, columns: Tensor | None, skipped: int, step: int = 1
+        self,
+        name: str,
+        stored: StoredTensor,
+        rows: Tensor,
+        columns: Tensor | None,
+        skipped: int,
+        step: int = 1,
+        width: int = 0,
     ) -> Iterator[tuple[Any, Tensor]]:
         """Yield (place in the piece, values) for the given rows, and columns of a matrix, in order.
 
         step: adjacent numbers that form one column, the last dimension of the values. skipped: bytes of the tensor
-        before the matrix.
+        before the matrix. width: columns of the matrix; 0: the last dimension of the tensor.
         """
-        width = 1 if columns is None else stored.shape[-1] // step
+        width = 1 if columns is None else width or stored.shape[-1] // step
         size, type = SIZES[stored.format] * step, TYPES[stored.format]
         start, row_bytes = stored.start + skipped, width * size
         for first, end in runs(columns if columns is not None else torch.zeros(1, dtype=torch.int64)):
@@ -221,6 +237,14 @@ class WeightReader:
         if time.monotonic() - self._reported >= PAUSE_SECONDS:
             self._reported = time.monotonic()
             self.report(self.bytes)
+
+
+def _as_matrix(part: StoredPart, piece: Tensor) -> Tensor | None:
+    """Return the columns of a tensor of more than two dimensions as a matrix, with all but the first dimension as
+    one; None if it is stored in another form, or cut in one of them."""
+    extents = tuple(part.shape[1:])
+    whole = tuple(piece.shape[1:]) == extents and len(extents) > 1 and piece.is_contiguous()
+    return torch.arange(prod(extents)) if whole and not part.transposed and part.step == 1 else None
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -4,6 +4,7 @@ python tests/support/code_models.py TYPE…    a line for each type (all types w
 """
 
 import json
+import os
 import sys
 import tempfile
 import traceback
@@ -21,29 +22,100 @@ from xtrain.dsl.checking import model_code
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.plan import Plan
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX
-from xtrain.runtime.inspect.model_code import describe, small
+from xtrain.runtime.inspect.model_code import describe, language_names
+from xtrain.runtime.inspect.small_model import SMALL, layer_kind, small, smaller_configs
 from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch
 from xtrain.runtime.nn.build import build_model
-from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, config_of
+from xtrain.runtime.nn.model_code import (
+    CodeModel,
+    UnknownCode,
+    build,
+    build_class,
+    config_of,
+    whole_class_of,
+    whole_config_of,
+)
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.nn.weights import initialise
 from xtrain.runtime.store.adapter_export import export_of
 
 LENGTHS = (20, 27, 17)  # documents of a row
+ENCODERS = (
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
+    "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl",
+    "xmod",
+)  # fmt: skip
+# Keys without which the default config of a type cannot be built.
+OWN: dict[str, dict[str, Any]] = {
+    "dbrx": {"attn_config": {"kv_n_heads": 8, "clip_qkv": 8.0, "rope_theta": 5e5}},
+    "deepseek_v2": {"num_experts_per_tok": 4},
+    "dots1": {"n_routed_experts": 16, "n_shared_experts": 1, "num_experts_per_tok": 4},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": 2},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 8,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 256,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+        "ngram_vocab_size_base": 320,
+    },
+    "xmod": {"default_language": "en_XX"},
+}
 SINGLE = "collate = to_tensor -> flatten -> shift_tokens -> pack(single)"
+
+
+def content_of(kind: str) -> dict[str, Any]:
+    """Return the default config of a type, with what it needs to be a decoder that can be built."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    content = CONFIG_MAPPING[kind]().to_dict()
+    if content.get("is_encoder_decoder"):
+        content |= {"is_encoder_decoder": False, "is_decoder": True}
+    elif "is_decoder" in content or kind in ENCODERS:
+        content["is_decoder"] = True
+    return content | OWN.get(kind, {})
 
 
 def make(kind: str, folder: Path, **keys: Any) -> Any:
     """Save a random model of a type, with the default config made small. keys: of the config."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    content = {**CONFIG_MAPPING[kind]().to_dict(), **keys}
+    content = {**content_of(kind), **keys}
+    whole = whole_class_of(content)
     with torch.device("meta"):
         model = build(config_of(content))
-    code = small(content, model)
-    assert code is not None, "no small model"
-    code.model.save_pretrained(folder)
-    return code.model
+    if whole is None:
+        code = small(content, model)
+        assert code is not None, "no small model"
+        code.model.save_pretrained(folder)
+        return code.model
+    reference = _small_whole(whole, content, model)
+    reference.save_pretrained(folder)
+    return reference
+
+
+def _small_whole(cls: type[Any], content: dict[str, Any], language: Any) -> Any:
+    """Return a small random model of several parts."""
+    kinds = [layer_kind(layer) for layer in CodeModel(language).layers]
+    problem: Exception = AssertionError("no small model")
+    for smaller in smaller_configs(content, kinds):
+        try:
+            with torch.device("meta"):
+                count = sum(p.numel() for p in build_class(cls, whole_config_of(smaller)).parameters())
+            if count > 4 * SMALL:
+                continue
+            torch.manual_seed(0)
+            model = build_class(cls, whole_config_of(smaller)).eval()
+            for parameter in model.parameters():
+                torch.nn.init.normal_(parameter, 0.3 if parameter.ndim == 1 else 0.1)
+            model(input_ids=torch.arange(8)[None] + 4)
+        except Exception as error:  # sizes that do not fit each other
+            problem = error
+            continue
+        return model
+    raise problem
 
 
 def built(plan: Plan) -> ModelParts:
@@ -105,10 +177,11 @@ def differences(folder: Path, reference: Any) -> dict[str, float]:
     loss.backward()
     ours = model.whole(None, batch)
     ours.sum().backward()
-    names = CodeModel(reference).names
-    gradients = {
-        names[name]: p.grad for name, p in reference.named_parameters() if p.grad is not None and name in names
-    }
+    with torch.device("meta"):
+        own = CodeModel(build(config_of(code["config"])))
+    names = language_names(reference, own) if code["whole"] else own.names
+    parameters = {name: p for name, p in reference.named_parameters(remove_duplicate=False) if p.grad is not None}
+    gradients = {ours: parameters[name].grad for name, ours in names.items() if name in parameters}
     largest = max(float(each.abs().max()) for each in gradients.values())
     apart = 0.0
     for name, parameter in model.named_parameters():
@@ -155,6 +228,7 @@ def table(kinds: list[str]) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"type": kind}
         with tempfile.TemporaryDirectory() as path:
             folder = Path(path) / "model"
+            os.environ["XDG_CACHE_HOME"] = path
             try:
                 reference = make(kind, folder)
                 plan = plan_for(folder)

@@ -1,6 +1,8 @@
 """Models that transformers' own code computes: against transformers, and what a spec may ask of them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,11 @@ from xtrain.runtime.nn.code_transformer import CodeTransformer
 from xtrain.runtime.sampling.text_generator import Prompts
 
 # Norms after, fused matrices, learned positions, a factor of logits, experts, a head with a bias, a cap of logits.
-ORDINARY = ("olmo3", "phi3", "gpt2", "cohere", "glm4_moe", "codegen", "gemma2", "mamba")
+# And with positions counted from padding, a tied bias, joined tensors in files, state over layers, other parts.
+ORDINARY = (
+    "olmo3", "phi3", "gpt2", "cohere", "glm4_moe", "codegen", "gemma2", "mamba", "roberta", "sarvam_moe", "bamba",
+    "gemma3",
+)  # fmt: skip
 OTHERS = (
     "arcee", "apertus", "aria_text", "afmoe", "beam", "biogpt", "bloom", "cohere2", "deepseek_v3", "diffllama",
     "ernie4_5", "ernie4_5_moe", "exaone4", "flex_olmo", "glm", "glm4", "gpt_bigcode", "gptj", "granite", "granitemoe",
@@ -123,23 +129,65 @@ def test_documents_that_would_mix_need_rows_of_their_own(tmp_path: Path):
     assert not errors(f'"{tmp_path}" {{ }}', SINGLE)
 
 
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 320,
+    "intermediate_size": 48,
+}
+
+
 @pytest.mark.parametrize(("config", "word"), [
     ({"model_type": "nonsense"}, "no model type 'nonsense'"),
+    ({"model_type": "nonsense", "auto_map": {"AutoModelForCausalLM": "code.Model"}}, "no model type 'nonsense'"),
+    ({"model_type": "nonsense", "transformers_version": "9.1.0"}, "of transformers 9.1.0"),
     ({"model_type": "bart"}, "encoder with a decoder"),
+    ({"model_type": "t5"}, "encoder with a decoder"),
+    ({"model_type": "musicgen"}, "encoder with a decoder"),
     ({"model_type": "vit"}, "no causal language model"),
-    ({"model_type": "qwen3_5"}, "more parts than its language model"),
     ({"model_type": "olmo3", "hidden_size": "wide"}, "expected int, got str"),
     ({"model_type": "olmo3", "layer_types": []}, "`num_hidden_layers` (32)"),
     ({"model_type": "olmo3", "hidden_act": "gold"}, "KeyError('gold')"),
     ({"model_type": "olmo3", "quantization_config": {"quant_method": "fp8"}}, "its weights are quantized"),
     ({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, "(`auto_map`) is not run"),
-    ({"model_type": "bert", "is_decoder": True}, "are one parameter"),
-    ({"model_type": "dory"}, "matrix alone"),  # its head scales logits
+    ({"model_type": "clip"}, "no causal language model"),
+    ({"model_type": "t5gemma2_text"}, "no causal language model"),
+    ({"model_type": "olmo3", "hidden_size": "wide"}, "rejects the config"),
+    ({"model_type": "olmo3", "rope_parameters": 7}, "rejects the config"),
+    ({"model_type": "gemma3", "text_config": 5}, "rejects the config"),
+    ({"model_type": "olmo3", **SMALL, "num_hidden_layers": 0}, "no list of layers"),
+    ({"model_type": "olmo3", **SMALL, "hidden_act": "none such"}, "cannot be built"),
+    ({"model_type": "olmo3", **SMALL, "num_attention_heads": 5}, "small model"),
+    ({"model_type": "bert", **SMALL}, "sees later tokens"),
+    ({"model_type": "moshi", **SMALL}, "321 rows"),
+    ({"model_type": "rembert", **SMALL, "is_decoder": True}, "narrower than its layers"),
+    ({"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 16}, "table of 16 positions"),
+    ({"model_type": "cpmant", **SMALL, "dim_head": 8, "dim_ff": 48}, "sees later tokens"),
 ])  # fmt: skip
 def test_code_that_cannot_be_used(config: dict[str, Any], word: str, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     ((code, text),) = errors(f'"{tmp_path}" {{ weights = none }}')
     assert code == "X529" and word in text
+
+
+def test_an_old_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(model_code, "version", lambda name: "4.57.1")
+    (tmp_path / "config.json").write_text('{"model_type": "olmo3"}')
+    ((code, text),) = errors(f'"{tmp_path}" {{ weights = none }}')
+    assert code == "X529" and "4.57.1 is too old" in text and "pip install" in text
+
+
+def test_a_plan_of_bad_input_has_no_torch(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
+    spec = SPEC.format(model=f'"{tmp_path}" {{ weights = none }}', tokenizer="bytes", params="fp32", more="")
+    (tmp_path / "bad.xtrain").write_text(spec)
+    script = (
+        "import sys; from xtrain.cli.main import main; code = main(['plan', sys.argv[1]]); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "bad.xtrain")], capture_output=True, text=True)
+    assert "X529" in done.stdout + done.stderr and "AssertionError" not in done.stderr and done.returncode
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,218 @@
+"""Small random models of a config, and measurements of what a model of transformers computes.
+
+The measurements decide whether a loss is right: whether logits are a product of the head, whether documents of a row
+stay apart, and whether a position sees later ones.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, config_of
+
+SMALL: Final = 2**23  # the largest number of parameters of a small model
+TOLERANCE: Final = 1e-4
+POSITIONS: Final = 64  # of measured rows
+
+# A small model -------------------------------------------------------------------------------------------------------
+
+# Sizes by the words of their names. Widths are divided by one number and numbers of heads by another, so that sizes fit
+# each other as before; reaches are cut below the positions of measured rows.
+VOCABULARY: Final = re.compile(r"vocab|n_words|num_embeddings")
+POSITION_COUNT: Final = re.compile(r"max_(source_|target_)?position|n_positions|n_ctx|max_seq")
+REACH: Final = re.compile(r"window|chunk_size|index_topk")
+EXPERTS: Final = re.compile(r"^(num|n|moe_num)_.*experts$|^num_experts$|expert_num$")
+CHOSEN: Final = re.compile(r"per_tok|top_?k|moe_k|groups?$")
+HEADS: Final = re.compile(r"heads?$|n_head|head_num|query_groups|multi_query_group_num|num_kv_heads")
+HEAD_WIDTH: Final = re.compile(r"head_?dim|dim_head|d_head|head_size|kv_channels|^d_kv$|rotary_dim|section")
+WIDTH: Final = re.compile(
+    r"hidden|embed|embd|intermediate|ffn|ff_|_ff$|inner|model|width|channels|rank|dim|state|ssm|size|rnn|lru|proj"
+)
+OTHER: Final = re.compile(
+    r"^num_|^n_(?!embd|inner|embed)|kernel|conv|patch|image|batch|block|max|layer|position|expand"
+)
+LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")
+FACTORS: Final = (64, 32, 16, 8, 4, 2)
+
+
+def small(content: Mapping[str, Any], model: nn.Module) -> CodeModel | None:
+    """Return a small random model with all kinds of layers of a model, or the model itself if it is small; None if none
+    can be built.
+
+    model: with the config `content`, on the meta device.
+    """
+    if sum(p.numel() for p in model.parameters()) <= SMALL:
+        return _filled(content)
+    kinds = [layer_kind(layer) for layer in CodeModel(model).layers]
+    for smaller in smaller_configs(content, kinds):
+        with suppress(Exception):  # sizes that do not fit each other fail in many ways
+            code = _filled(smaller)
+            if set(map(layer_kind, code.layers)) >= set(kinds) and code.hidden(_ids(code, 8)).isfinite().all():
+                return code
+    return None
+
+
+def layer_kind(layer: nn.Module) -> Any:
+    """Return what distinguishes layers whatever their sizes are: classes of modules and switches."""
+
+    def switches(module: nn.Module) -> Any:
+        own = ((n, v) for n, v in vars(module).items() if n != "training" and not n.startswith("_"))
+        return sorted((n, str(v)) for n, v in own if isinstance(v, bool | str))
+
+    return repr(sorted({
+        (re.sub(r"\d+", "", name), type(module).__name__, repr(switches(module)))
+        for name, module in layer.named_modules()
+    }))  # fmt: skip
+
+
+def smaller_configs(content: Mapping[str, Any], kinds: list[Any]) -> Iterator[dict[str, Any]]:
+    """Yield smaller configs, the smallest first. kinds: of the layers."""
+    before = len(kinds)
+    needed = max((kinds.index(kind) + 1 for kind in set(kinds)), default=before)
+    counts = dict.fromkeys((min(before, max(2, needed)), min(before, max(4, needed)), before))
+    for reach in (16, None):
+        for layers in counts:
+            for width in FACTORS:
+                for heads in (1, *(each for each in reversed(FACTORS) if each <= width)):
+                    scales = _Scales(width, heads, reach, (before, layers))
+                    yield scales.of(content)
+
+
+class _Scales:
+    """Divisors of sizes. reach: the most positions of windows and chunks; layers: their numbers before and after."""
+
+    def __init__(self, width: int, heads: int, reach: int | None, layers: tuple[int, int]) -> None:
+        self.width, self.heads, self.reach, self.layers = width, heads, reach, layers
+
+    def of(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys of a config with smaller sizes."""
+        counts = [v for n, v in content.items() if isinstance(v, int) and CHOSEN.search(n) and v < 64]
+        experts = 2 * max((4, *counts))
+        return {name: self._value(name, value, experts) for name, value in content.items()}
+
+    def _value(self, name: str, value: Any, experts: int) -> Any:
+        if isinstance(value, dict):
+            return self.of(value)
+        before, after = self.layers
+        if name in LAYER_COUNTS:
+            return min(value, after)
+        if isinstance(value, str) and len(value) == before and "pattern" in name:  # a letter for each layer
+            return value[:after]
+        if isinstance(value, list | tuple):
+            if len(value) == before and before > 3:
+                value = value[:after]
+            elif "layer" in name and all(type(each) is int for each in value):
+                value = [each for each in value if each < after]
+            elif value and all(type(each) is float for each in value) and len(value) % self._by == 0:
+                return value[:: self._by]  # a factor for each pair of rotated numbers
+            return [self._value(name, each, experts) for each in value]
+        return self._size(name, value, experts) if type(value) is int else value
+
+    @property
+    def _by(self) -> int:
+        return self.width // self.heads
+
+    def _size(self, name: str, value: int, experts: int) -> int:
+        if name.endswith(("token_id", "token_ids")):
+            return min(value, 2)
+        if VOCABULARY.search(name):
+            return min(value, 320)
+        if POSITION_COUNT.search(name):
+            return min(value, 256)
+        if REACH.search(name):
+            return value if self.reach is None else min(value, self.reach)
+        if EXPERTS.search(name) and "shared" not in name and not CHOSEN.search(name):
+            while value % 2 == 0 and value // 2 >= experts:
+                value //= 2
+            return value
+        if HEAD_WIDTH.search(name):
+            return value if value % self._by or value // self._by < 2 else value // self._by
+        if HEADS.search(name):
+            return max(1, value // self.heads)
+        if WIDTH.search(name) and not OTHER.search(name) and value // self.width >= 4:
+            return value // self.width
+        return value
+
+
+def _filled(content: Mapping[str, Any]) -> CodeModel:
+    with torch.device("meta"):
+        count = sum(p.numel() for p in build(config_of(content)).parameters())
+    if count > SMALL:
+        raise UnknownCode(f"{count:,} parameters are not few", "use another model")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        code = CodeModel(build(config_of(content)))
+        for parameter in code.model.parameters():  # zeros that its class draws would hide what they multiply
+            if parameter.is_floating_point():
+                nn.init.normal_(parameter, 0.3 if parameter.ndim == 1 else 0.1)
+    code.model.eval()
+    return code
+
+
+# What decides whether losses are right -------------------------------------------------------------------------------
+
+
+def _ids(code: CodeModel, count: int) -> Tensor:
+    """Return a row of `count` ids of the vocabulary, without the first three, which may have a meaning."""
+    vocab = code.embedding.num_embeddings
+    return (torch.arange(count)[None] * 37 + 11) % min(250, vocab - 3) + 3
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return True if two results are finite and equal but for rounding."""
+    largest = float(one.abs().max())
+    return one.shape == other.shape and bool(torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * largest))
+
+
+@torch.no_grad()
+def measured_logits(code: CodeModel) -> dict[str, Any] | None:
+    """Return how logits follow from the head's product: {}, {"scale": x} or {"cap": x}; None if in no such way."""
+    ids_BS = _ids(code, POSITIONS)
+    hidden_BSD = code.hidden(ids_BS)
+    product = nn.functional.linear(hidden_BSD, code.head.weight, code.head.bias)
+    logits = code.model(input_ids=ids_BS, use_cache=False).logits
+    if product.shape != logits.shape:
+        return None
+    if _same(logits, product):
+        return {}
+    if code.head.bias is not None:
+        return None
+    values = code.model.config.to_dict()
+    for cap in (value for name, value in values.items() if "cap" in name and type(value) in (int, float) and value):
+        if _same(logits, torch.tanh(product / cap) * cap):
+            return {"cap": float(cap)}
+    scale = float((product * logits).sum() / (product * product).sum())
+    if not _same(logits, product * scale):
+        return None
+    for value in values.values():  # the exact number, not the measured one
+        for exact in (value, 1 / value if value else value) if isinstance(value, int | float) and value else ():
+            if abs(exact - scale) <= TOLERANCE * abs(scale):
+                return {"scale": float(exact)}
+    return None
+
+
+@torch.no_grad()
+def keeps_documents_apart(code: CodeModel) -> bool:
+    """Return True if positions that begin at 0 again are enough to keep the documents of a row apart."""
+    lengths = (20, 27, 1, 5, 11)  # the first are longer than the reaches of a small model
+    ids_BS = _ids(code, sum(lengths))
+    try:
+        alone = torch.cat([code.hidden(part) for part in ids_BS.split(lengths, 1)], 1)
+        places = torch.cat([torch.arange(length) for length in lengths])[None]
+        packed = code.hidden(ids_BS, places)
+    except Exception:
+        return False
+    return _same(alone, packed)
+
+
+@torch.no_grad()
+def sees_later(code: CodeModel) -> bool:
+    """Return True if a position's hidden state depends on later tokens: the model is no causal language model."""
+    ids_BS = _ids(code, POSITIONS)
+    other_BS = torch.cat((ids_BS[:, :32], ids_BS[:, 32:].flip(1)), 1)
+    one, other = (code.hidden(each)[:, :32] for each in (ids_BS, other_BS))
+    return not _same(one, other)
