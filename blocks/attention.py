@@ -4,7 +4,7 @@ Rows may be spread over ranks by context parallelism. Latent attention (DeepSeek
 values of all heads from one narrow vector a position, and optionally queries.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, frozen
@@ -135,7 +135,7 @@ class AttentionLayer(Layer):
         q = project("q_proj", "q_norm", local.heads)
         k = project("k_proj", "k_norm", local.kv_heads)
         v = project("v_proj", "", local.kv_heads)
-        return on.row_parallel_linear(trace_kernel(self, on, q, k, v), f"{self.name}.o_proj", local.tokens)
+        return on.row_parallel_linear(trace_kernel(self, on, (q, k, v)), f"{self.name}.o_proj", local.tokens)
 
 
 def _turned(layer: AttentionLayer, on: "Tracer", y: TracedTensor, norm: str, heads: int) -> TracedTensor:
@@ -155,14 +155,12 @@ def _turned(layer: AttentionLayer, on: "Tracer", y: TracedTensor, norm: str, hea
     )
 
 
-def trace_kernel(
-    layer: AttentionLayer, on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor
-) -> TracedTensor:
-    """Record the attention kernel: from queries, keys and values to the input of the output matrix."""
+def trace_kernel(layer: AttentionLayer, on: "Tracer", parts: Sequence[TracedTensor]) -> TracedTensor:
+    """Record the attention kernel: from queries, keys and values, in one tensor or more, to the input of the output
+    matrix."""
     local, axes = on.local, on.axes
-    parts: tuple[TracedTensor, ...] = (q, k, v)
     if axes.ulysses > 1:
-        parts = (_to_heads(on, q, k, v),)
+        parts = (_to_heads(on, *parts),)
     is_causal = not layer.sinks and layer.cap is None and (layer.window is None or layer.window >= local.sequence)
     if axes.ring > 1 or (local.attention in ("documents", "blocks") and not is_causal):
         out = _blockwise(layer, on, parts)
@@ -179,7 +177,7 @@ def _flops(layer: AttentionLayer, on: "Tracer") -> int:
     return 4 * pairs * local.heads * local.head_dim
 
 
-def _whole_rows(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, ...]) -> TracedTensor:
+def _whole_rows(layer: AttentionLayer, on: "Tracer", parts: Sequence[TracedTensor]) -> TracedTensor:
     """Record one product for each row, or one under a mask over all positions."""
     ops, local = on.ops, on.local
     size, sinks = local.queries, _sinks(layer, on)
@@ -211,7 +209,7 @@ def _whole_rows(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, 
     return ops.op(out, makes=size, keeps=(out,), extra=shares, scratch=(0, size), **sinks)
 
 
-def _by_queries(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, ...]) -> TracedTensor:
+def _by_queries(layer: AttentionLayer, on: "Tracer", parts: Sequence[TracedTensor]) -> TracedTensor:
     """Record attention over blocks of queries of all rows: each block takes scores with the keys up to its last query.
     The backward holds three tensors of that size."""
     local = on.local
@@ -240,12 +238,12 @@ def _sinks(layer: AttentionLayer, on: "Tracer") -> dict[str, Any]:
     return {"weights": on.bytes_of(name), "parameters": (name,)}
 
 
-def _to_heads(on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor) -> TracedTensor:
+def _to_heads(on: "Tracer", *parts: TracedTensor) -> TracedTensor:
     """Record one all-to-all of queries, keys and values together."""
     ops, local = on.ops, on.local
     size = local.tokens * (local.heads + 2 * local.spread_kv) * local.head_dim * local.width
     call = CollectiveCall("ulysses", "all_to_all", CP, size)
-    sent = ops.op(q, k, v, makes=size, scratch=(size, size))
+    sent = ops.op(*parts, makes=size, scratch=(size, size))
     received = ops.op(sent, makes=size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
     return ops.op(received, makes=size)
 
@@ -257,7 +255,7 @@ def _to_positions(on: "Tracer", out: TracedTensor) -> TracedTensor:
     return ops.op(received, makes=out.size)
 
 
-def _blockwise(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, ...]) -> TracedTensor:
+def _blockwise(layer: AttentionLayer, on: "Tracer", parts: Sequence[TracedTensor]) -> TracedTensor:
     """Record attention block by block. In a ring, keys and values are passed on, and so are their gradients, one
     message more, in the format of exact sums."""
     ops, local, axes = on.ops, on.local, on.axes
@@ -409,7 +407,7 @@ class LatentAttentionLayer(Layer):
         k = ops.op(keys, shared_key, makes=wide, scratch=(7 * turned // 2, 3 * turned))
         if self.value_dim < local.head_dim:
             v = ops.op(v, makes=wide)
-        out = trace_kernel(AttentionLayer(self.name), on, q, k, v)
+        out = trace_kernel(AttentionLayer(self.name), on, (q, k, v))
         if self.value_dim < local.head_dim:
             out = ops.op(out, makes=number * self.value_dim)
         return on.row_parallel_linear(out, f"{self.name}.o_proj", local.tokens)

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from attrs import frozen
+from attrs import define, evolve, field, frozen
 
+from xtrain.blocks.attention import AttentionLayer, trace_kernel
 from xtrain.blocks.block import Layer
-from xtrain.blocks.op_trace import ATTENTION, TracedTensor
+from xtrain.blocks.op_trace import ATTENTION, TP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.model import Model
 from xtrain.plan.architecture import Architecture, BlockParameter
 
@@ -25,6 +26,11 @@ def code_size(polynomial: Sequence[float], rows: int, sequence: int, times: int 
     """Return the bytes, or FLOPs, for `rows` rows of `sequence` positions."""
     c0, c1, c2 = polynomial[:3]
     return round(times * (c0 + rows * (c1 * sequence + c2 * sequence**2)))
+
+
+def attention_flops(op: Mapping[str, Any]) -> int:
+    """Return the FLOPs of an attention operation for one pair of positions."""
+    return 4 * op["attention"]["heads"] * op["attention"]["head_dim"]
 
 
 @frozen
@@ -46,6 +52,8 @@ class CodeLayer(Layer):
                 shape=shape,
                 decays=len(shape) > 1,
                 initial="normal",
+                cut=each.get("cut"),
+                partial="always" if each.get("partial") else "never",
                 multiplied=chosen / experts,
                 linear=each.get("linear", False),
             )
@@ -55,55 +63,129 @@ class CodeLayer(Layer):
 
     def pair_flops(self, arch: Architecture) -> int:
         ops = self._described(arch)["costs"]["float32"]
-        return round(sum(op["flops"][2] for op in ops))
+        return round(sum(attention_flops(op) if "attention" in op else op["flops"][2] for op in ops))
 
     def shared(self, arch: Architecture, rows: int, sequence: int, width: int) -> int:
         format, times = TRACES[width]
         return code_size(arch.own["code"]["shared"][format], rows, sequence, times)
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
-        local, code = on.local, on.resolved.architecture.own["code"]
-        format, times = TRACES[local.width]
-
-        def size(polynomial: Sequence[float]) -> int:
-            return code_size(polynomial, local.rows, local.sequence, times)
-
-        tensors = {0: x}
-        out = x
-        for op in code["kinds"][self.kind]["costs"][format]:
-            out = self._op(on, op, tensors, size)
+        described, out = self._described(on.resolved.architecture), x
+        format, times = TRACES[on.local.width]
+        ways = {
+            each["name"]: (each["cut"], each.get("joins", False)) for each in described["parameters"] if "cut" in each
+        }
+        trace = _LayerTrace(on, times, ways if on.axes.tensor else {}, {0: x})
+        for op in described["costs"][format]:
+            out = trace.record(op)
         return out
 
-    @staticmethod
-    def _op(on: "Tracer", op: Mapping[str, Any], tensors: dict[int, TracedTensor], size: Any) -> TracedTensor:
-        """Record one operation of the description."""
+    def _described(self, arch: Architecture) -> Mapping[str, Any]:
+        return arch.own["code"]["kinds"][self.kind]
+
+
+@define(eq=False)
+class _LayerTrace:
+    """Trace of a layer from the operations of its description.
+
+    times: bytes of a number over those of the description's format. ways: matrix → how tensor parallelism cuts it, and
+    whether its outputs or inputs are whole on every rank. tensors: by their numbers. cut: numbers of tensors whose
+    features are divided over tensor-parallel ranks. entered: whole inputs of cut matrices.
+    """
+
+    on: "Tracer"
+    times: int
+    ways: Mapping[str, tuple[str, bool]]
+    tensors: dict[int, TracedTensor]
+    cut: set[int] = field(factory=set)
+    entered: dict[int, TracedTensor] = field(factory=dict)
+
+    def record(self, op: Mapping[str, Any]) -> TracedTensor:
+        """Record one operation of the description; return its first result."""
+        way, joins = next((self.ways[name] for name in op["parameters"] if name in self.ways), ("", False))
+        new = [number for number, *_ in op["new"]]
+        if way == "column" or (not way and not self.cut.isdisjoint(op["inputs"])):
+            self.cut.update(new)
+        inputs = {number: self._input(number, way, joins) for number in op["inputs"] if number in self.tensors}
+        parts = self.on.resolved.size("tp") if way or new[0] in self.cut else 1
+        if "attention" in op:
+            out = self._attention(op["attention"], list(inputs.values()), parts)
+        else:
+            out = self._op(op, inputs, parts)
+        if way == "row":
+            out = self._summed(out)
+        elif joins:
+            out = self._joined(out, self._size(op["new"][0][1:]))
+            self.cut.difference_update(new)
+        self.tensors[new[0]] = out
+        return out
+
+    def _input(self, number: int, way: str, joins: bool) -> TracedTensor:
+        """Return an input as an operation with a matrix that is cut in this way takes it."""
+        x = self.tensors[number]
+        if way == "column":
+            if number not in self.entered:
+                call = CollectiveCall("tp", "all_reduce", TP, x.gradient)
+                self.entered[number] = self.on.ops.views(x, back_calls=(call,))[0]
+            return self.entered[number]
+        return self.on.ops.op(x, makes=x.gradient // self.on.resolved.size("tp")) if way and joins else x
+
+    def _op(self, op: Mapping[str, Any], inputs: Mapping[int, TracedTensor], parts: int) -> TracedTensor:
+        """Record an operation. parts: ranks that its FLOPs are divided over, and its results if these are cut."""
+        on = self.on
         (number, *first), *others = op["new"]
-        inputs = [tensors[each] for each in op["inputs"] if each in tensors]
-        kept = [tensors[each] for each in op["keeps"] if each in tensors]
+        made = parts if number in self.cut else 1
+        known = {**self.tensors, **inputs}
         unpacked = sum(on.unpacked(name, prod(on.shapes[name])) for name in op["parameters"])
-        there, back = map(size, op.get("scratch", ((0, 0, 0), (0, 0, 0))))
+        there, back = map(self._size, op.get("scratch", ((0, 0, 0), (0, 0, 0))))
         output = on.ops.op(
-            *inputs,
-            makes=size(first),
-            keeps=kept,
+            *inputs.values(),
+            makes=self._size(first) // made,
+            keeps=[known[each] for each in op["keeps"] if each in known],
             keeps_output=number in op["keeps"],
-            extra=[size(each[1:]) for each in others if each[0] in op["keeps"]],
+            extra=[self._size(each[1:]) // made for each in others if each[0] in op["keeps"]],
             weights=on.bytes_of(*op["parameters"]),
             parameters=op["parameters"],
             saved=op["word"],
             scratch=(there + unpacked, back + unpacked),
-            flops=code_size(op["flops"], on.local.rows, on.local.sequence),
+            flops=code_size(op["flops"], on.local.rows, on.local.tokens // on.local.rows) // parts,
             attends=op["word"] == ATTENTION,
         )
         if len(first) > 3:  # indices have no gradient
             output.gradient = 0
         for name in op["parameters"]:
             if (adapter := on.adapted.get(name)) is not None:
-                output = adapter.trace(on, inputs[0], output, on.local.tokens)
-        tensors[number] = output
+                output = adapter.trace(on, next(iter(inputs.values())), output, on.local.tokens)
         for each in others:
-            tensors[each[0]] = TracedTensor(0, 0, output)
+            self.tensors[each[0]] = TracedTensor(0, 0, output)
         return output
 
-    def _described(self, arch: Architecture) -> Mapping[str, Any]:
-        return arch.own["code"]["kinds"][self.kind]
+    def _attention(self, own: Mapping[str, Any], inputs: Sequence[TracedTensor], parts: int) -> TracedTensor:
+        """Record attention that xtrain's kernels compute."""
+        on, sinks = self.on, own["sinks"]
+        heads, kv_heads = own["heads"] // parts, own["kv_heads"] // parts
+        spread = kv_heads if kv_heads % on.axes.ulysses == 0 else on.axes.ulysses
+        local = evolve(on.local, heads=heads, kv_heads=kv_heads, spread_kv=spread, head_dim=own["head_dim"])
+        layer = AttentionLayer(
+            (sinks or ".sinks").rpartition(".")[0],
+            window=own["window"],
+            scale=own["scale"],
+            cap=own["cap"],
+            sinks=sinks is not None,
+        )
+        return trace_kernel(layer, evolve(on, local=local), inputs)
+
+    def _summed(self, x: TracedTensor) -> TracedTensor:
+        """Record the sum over ranks of products with a matrix that is cut by input."""
+        call = CollectiveCall("tp", "all_reduce", TP, x.gradient)
+        return self.on.ops.op(x, makes=x.gradient, fresh=False, scratch=(0, 0), calls=(call,))
+
+    def _joined(self, x: TracedTensor, size: int) -> TracedTensor:
+        """Record the gather of outputs of a matrix that is cut by output. size: bytes of all of them."""
+        call = CollectiveCall("tp", "all_gather", TP, size)
+        return self.on.ops.op(x, makes=size, scratch=(size, 0), calls=(call,))
+
+    def _size(self, polynomial: Sequence[float]) -> int:
+        """Return bytes for this rank's positions of the rows."""
+        local = self.on.local
+        return code_size(polynomial, local.rows, local.tokens // local.rows, self.times)

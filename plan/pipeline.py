@@ -174,8 +174,9 @@ def stage_end_names(architecture: Architecture, pipeline: Pipeline, stage: int) 
     """Return the parameters outside blocks of one stage."""
     first, last = stage == 0, stage == len(pipeline.spans) - 1
     names = [f"{EMBEDDING}.weight"] if first or (architecture.embeds_behind and last) else []
+    before = architecture.ends.before
+    names += [name for name, _ in architecture.other_ends if (first if name in before else last)]
     if last:
-        names += [name for name, _ in architecture.other_ends]
         names += [] if architecture.tie_embeddings else [f"{architecture.head_module}.weight"]
         names += [each.name for each in architecture.head_adapters()]
     return names

@@ -456,13 +456,14 @@ class Resolved:
         return " · ".join(f"{axis}={sizes[axis]}" for axis in axes)
 
 
-CODE: Final = "transformers"  # the kernel that the code of a model chooses
+CODE: Final = "transformers"  # attention as the code of a model computes it
 
 
 def attention_kernels(resolved: "Resolved") -> dict[str, str]:
     """Return device type → kernel. HIGHEST is added where the machine's value of `matmul` decides."""
     kernel = resolved.spec.model.attention
-    if "code" in resolved.architecture.own:
+    code = resolved.architecture.own.get("code")
+    if code is not None and not code["attention"]:
         return {"cpu": CODE, "cuda": CODE}
     if kernel != "auto":
         return {"cpu": str(kernel), "cuda": str(kernel)}

@@ -128,9 +128,11 @@ class TransformersCode(PlannedModel):
         code = arch.own["code"]
         others = ((each["name"], tuple(each["shape"])) for each in code["ends"])
         own = (f"{EMBEDDING}.weight", f"{HEAD}.weight")  # a head's bias is one of the others
+        paths = tuple(f"{path}." for path in code["before"])
         return ModelEnds(
             logit_cap=code["logits"].get("cap"),
             others=tuple((name, shape) for name, shape in others if name not in own),
+            before=frozenset(each["name"] for each in code["ends"] if each["name"].startswith(paths)),
         )
 
     @classmethod

@@ -163,8 +163,12 @@ def _ends(plan: Plan, pipeline: Pipeline, stage: int) -> list[tuple[str, int]]:
     found = []
     if stage == 0:
         found.append(("embedding", sizes["embed_tokens.weight"]))
+    before = arch.ends.before
+    if stage == 0 and before:
+        found.append(("modules before the blocks", sum(sizes[name] for name in before)))
     if stage == len(pipeline.spans) - 1:
-        found.append(("last norm", sizes["norm.weight"]))
+        behind = [sizes[name] for name, _ in arch.other_ends if name not in before]
+        found += [("last norm", sum(behind))] if behind else []
         if not arch.tie_embeddings:
             found.append(("head", sizes[f"{arch.head_module}.weight"]))
             if arch.embeds_behind and stage > 0:

@@ -1,7 +1,7 @@
 """Rules on modules: recomputation, attention kernels, tiles, quantized bases and fp8."""
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.component import planned
@@ -63,13 +63,7 @@ def _check_overlap(spec: Spec, layout: Layout, found: Findings) -> None:
 
 # Path of a setting → (feature that a model of transformers' code does not support, whether a spec uses it).
 _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
-    "parallel.tp.size": ("tensor parallelism", lambda spec, layout: layout.size("tp") > 1),
-    "parallel.pp.size": ("pipeline parallelism", lambda spec, layout: layout.size("pp") > 1),
     "parallel.ep.size": ("expert parallelism", lambda spec, layout: layout.ep > 1),
-    "parallel.cp.size": (
-        "context parallelism",
-        lambda spec, layout: "cp" not in layout.unsettled and layout.size("ring") * layout.size("ulysses") > 1,
-    ),
     "parallel.stack": ("this stack", lambda spec, layout: spec.parallel.execution.wraps()),
     "compile.mode": ("compilation", lambda spec, layout: spec.compile.mode != "none"),
     "model.vocab": ("`vocab = tokenizer`", lambda spec, layout: spec.model.vocab == "tokenizer"),
@@ -101,6 +95,9 @@ def check_code(spec: Spec, architecture: Architecture, layout: Layout, found: Fi
             message = f"{what} is computed by transformers' code, which does not support {feature}"
             hint = "leave it out, or use a model type that xtrain has a family for, without `code`"
             found.fail(rule, "X530", path, message, hint)
+    for path, why, hint in _layout_faults(spec, code, layout):
+        message = f"{what} is computed by transformers' code, and {why}"
+        found.fail(rule, "X530", path, message, hint)
     if code["longest"] is not None and spec.batch.sequence > code["longest"]:
         message = f"rows have {spec.batch.sequence:,} positions, and {what} has a table of {code['longest']:,}"
         found.fail(rule, "X530", "batch.sequence", message, f"use {code['longest']} or fewer")
@@ -115,6 +112,21 @@ def check_code(spec: Spec, architecture: Architecture, layout: Layout, found: Fi
         found.passed(rule, f"{what} of transformers {code['versions']['transformers']} keeps documents of a row apart")
     else:
         found.passed(rule, f"{what} of transformers {code['versions']['transformers']} gets one document a row")
+
+
+def _layout_faults(spec: Spec, code: Mapping[str, Any], layout: Layout) -> Iterator[tuple[str, str, str]]:
+    """Yield the path of each layout that the code of a model cannot be distributed by, the reason, and what to do."""
+    if layout.size("tp") > 1 and not code["tensor"]:
+        why = "transformers has no plan of tensor parallelism for it that a small model of it confirms"
+        yield "parallel.tp.size", why, "leave tp out"
+    elif layout.size("tp") > 1 and spec.parallel.tp.sequence:
+        hint = f"write `tp {layout.size('tp')} {{ sequence = false }}`"
+        yield "parallel.tp.sequence", "its layers take all positions of a row", hint
+    if layout.size("pp") > 1 and not code["stages"]:
+        why = "a small model of it shows that its layers cannot be split into stages"
+        yield "parallel.pp.size", why, "leave pp out"
+    if "cp" not in layout.unsettled and layout.size("ring") * layout.size("ulysses") > 1 and not code["spread"]:
+        yield "parallel.cp.size", "more than attention by xtrain's kernels mixes its positions", "leave cp out"
 
 
 @checks("compile.deterministic", reads="compile.mode precision.deterministic")

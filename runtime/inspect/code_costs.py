@@ -17,6 +17,9 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from xtrain.blocks.memory_simulator import Handling, backward, forward
 from xtrain.blocks.op_trace import OpTrace, TracedTensor
+from xtrain.plan.architecture import pairs_within
+from xtrain.runtime.nn.attention_blocks import Scores
+from xtrain.runtime.nn.code_attention import attending
 from xtrain.runtime.nn.model_code import CodeModel, build
 from xtrain.runtime.nn.recompute import SAVED
 
@@ -24,6 +27,32 @@ aten = torch.ops.aten
 LENGTHS: Final = (64, 128, 192, 256)  # positions of traces; the last one is a check
 TOLERANCE: Final = 1e-4
 WORDS: Final = {operator: word for word, operators in SAVED.items() for operator in operators}
+
+
+# Attention of a traced layer, as one operation that keeps what the kernels of rows on one rank keep.
+@torch.library.custom_op("xtrain::attention_of_code", mutates_args=())
+def _traced(
+    q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, sink_H: Tensor | None, window: int, scale: float, cap: float
+) -> Tensor:
+    raise NotImplementedError("it is traced, never computed")
+
+
+@_traced.register_fake
+def _shaped(q_BHSA: Tensor, *_: Any) -> Tensor:
+    return q_BHSA.new_empty(q_BHSA.transpose(1, 2).shape).transpose(1, 2)  # layout of the next product
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3], output)
+
+
+_traced.register_autograd(lambda *_: None, setup_context=_keep)  # pyright: ignore[reportArgumentType]
+ATTENTION: Final = torch.ops.xtrain.attention_of_code.default
+
+
+def _attend_traced(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scores: Scores, sink_H: Tensor | None) -> Tensor:
+    scale = scores.factor(q_BHSA.shape[-1])
+    return _traced(q_BHSA, k_BKSA, v_BKSA, sink_H, scores.window or 0, scale, scores.cap or 0.0)
 
 
 @define(eq=False)
@@ -67,6 +96,11 @@ class _Recorder(TorchDispatchMode):
         if func is aten._scaled_dot_product_flash_attention_for_cpu.default:
             count = sdpa_flop_count(*(each.shape for each in args[:3]))
         used = [name for each in inputs if (name := self.parameters.get(storage(each)))]
+        more = {}
+        if func is ATTENTION:
+            more["attention"] = attention = _attention_of(args, used)
+            pairs = pairs_within(args[0].shape[2], attention["window"])
+            count = 4 * pairs * attention["heads"] * attention["head_dim"]
         if new:
             numbers = [self.numbers[key] for each in inputs if (key := storage(each)) in self.numbers]
             before, self.kept = self.kept, []
@@ -79,6 +113,7 @@ class _Recorder(TorchDispatchMode):
                     "flops": count,
                     "parameters": list(dict.fromkeys(used)),
                     "keeps": before,
+                    **more,
                 }
             )
         return result
@@ -117,6 +152,16 @@ class _Recorder(TorchDispatchMode):
         else:
             self.kept.append(number)
         return tensor
+
+
+def _attention_of(args: Sequence[Any], parameters: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of an attention operation, from its arguments and the parameters among them."""
+    q_BHSA, k_BKSA, _, sink_H, window, scale, cap = args
+    return {
+        "heads": q_BHSA.shape[1], "kv_heads": k_BKSA.shape[1], "head_dim": q_BHSA.shape[3],
+        "window": window or None, "scale": scale, "cap": cap or None,
+        "sinks": None if sink_H is None else parameters[-1],
+    }  # fmt: skip
 
 
 def storage(tensor: Tensor) -> int:
@@ -215,14 +260,14 @@ def _on_host(model: nn.Module) -> None:
 
 
 def traces(
-    config: Any, layers: Sequence[int], lengths: Sequence[int], format: torch.dtype
+    config: Any, layers: Sequence[int], lengths: Sequence[int], format: torch.dtype, attention: str
 ) -> dict[tuple[int, int], _Recorder]:
-    """Record forwards of a row: (layer, positions) → its operations in a number format."""
+    """Record forwards of a row: (layer, positions) → its operations in a number format. attention: implementation."""
     found = {}
     with torch.device("meta"), _numbers_in(format):
-        code = CodeModel(build(config, experts="grouped_mm"))  # the others look at values
+        code = CodeModel(build(config, experts="grouped_mm", attention=attention))  # other experts look at values
     code.model.eval()
-    with FakeTensorMode():
+    with FakeTensorMode(), attending(_attend_traced):
         _on_host(code.model)
         for positions in lengths:
             ids, places = torch.empty(1, positions, dtype=torch.long), torch.arange(positions)[None]
@@ -299,7 +344,7 @@ def _joined(ops: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         new.append([number, *size] if floats else [number, *size, "index"])
     if flops is None:
         return None
-    same = {name: ops[0][name] for name in ("word", "inputs", "parameters", "keeps")}
+    same = {name: ops[0][name] for name in ("word", "inputs", "parameters", "keeps", "attention") if name in ops[0]}
     return {**same, "flops": flops, "new": new}
 
 

@@ -22,7 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from xtrain.plan.architecture import HEAD
 from xtrain.runtime.inspect.code_costs import CHOSEN, EXPERTS, LENGTHS, costs_of, counted, shared_bytes, storage, traces
+from xtrain.runtime.inspect.code_layouts import attends_by_kernels, computes_cut, layouts, tensor_cuts
 from xtrain.runtime.inspect.small_model import POSITIONS, keeps_documents_apart, measured_logits, sees_later, small
+from xtrain.runtime.nn.code_attention import NAME
 from xtrain.runtime.nn.model_code import (
     CodeModel,
     UnknownCode,
@@ -211,16 +213,28 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
     if code.embedding.num_embeddings != code.head.out_features:
         rows = f"{code.embedding.num_embeddings:,} rows, and its head {code.head.out_features:,}"
         raise UnknownCode(f"the embedding of {code.title} has {rows}", "use another model")
+    if (longest := _longest(code)) is not None and longest < POSITIONS:
+        message = f"{code.title} has a table of {longest} positions, and {POSITIONS} are needed to measure it"
+        raise UnknownCode(message, "use another model")
+    tiny = small(config.to_dict(), code.model)
+    if tiny is None:
+        raise UnknownCode(
+            f"no small model of {code.title} could be built to measure what it computes", "use another model"
+        )
+    kernels = attends_by_kernels(tiny)
     groups: dict[str, list[int]] = {}
     for number, layer in enumerate(code.layers):
         groups.setdefault(_signature(layer), []).append(number)
     firsts = [layers[0] for layers in groups.values()]
     costs, shared = {}, {}
     for format in FORMATS:
-        found = traces(config, firsts, LENGTHS, format)
+        found = traces(config, firsts, LENGTHS, format, NAME if kernels else "sdpa")
         costs[format] = {layer: costs_of({s: found[layer, s] for s in LENGTHS}) for layer in firsts}
         shared[_name_of(format)] = shared_bytes(found)
     saved = set(code.model.state_dict())
+    cuts, small_cuts = tensor_cuts(code), tensor_cuts(tiny)
+    if cuts is not None and (small_cuts is None or not computes_cut(tiny, small_cuts, kernels=kernels)):
+        cuts = None
     experts, chosen = counted(config, EXPERTS), counted(config, CHOSEN)
     kinds = []
     for layers in groups.values():
@@ -230,18 +244,13 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         kinds.append(
             {
                 "layers": layers,
-                "parameters": list(_parameters(module, experts, chosen)),
+                "parameters": [
+                    {**each, **(cuts or {}).get(layers[0], {}).get(each["name"], {})}
+                    for each in _parameters(module, experts, chosen)
+                ],
                 "buffers": buffers,
                 "costs": {_name_of(format): costs[format][layers[0]] for format in FORMATS},
             }
-        )
-    if (longest := _longest(code)) is not None and longest < POSITIONS:
-        message = f"{code.title} has a table of {longest} positions, and {POSITIONS} are needed to measure it"
-        raise UnknownCode(message, "use another model")
-    tiny = small(config.to_dict(), code.model)
-    if tiny is None:
-        raise UnknownCode(
-            f"no small model of {code.title} could be built to measure what it computes", "use another model"
         )
     if sees_later(tiny):
         raise UnknownCode(
@@ -261,6 +270,13 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         with torch.device("meta"):
             model = build_class(whole, whole_config_of(content))
         stored, others = stored_parts(model, language_names(model, code))
+    heads = counted(config, ("num_attention_heads", "num_heads"))
+    attention = {
+        "heads": heads,
+        "kv_heads": counted(config, ("num_key_value_heads",), heads),
+        "head_dim": counted(config, ("head_dim",), max(1, code.head.in_features // heads)),
+    }
+    layouts_of = layouts(tiny, kinds, attention, kernels=kernels)
     return {
         "class": cls.__name__,
         "digest": code_digest(cls),
@@ -269,9 +285,7 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         "vocab": code.head.out_features,
         "tie_embeddings": code.tied,
         "layers": len(code.layers),
-        "heads": (heads := counted(config, ("num_attention_heads", "num_heads"))),
-        "kv_heads": counted(config, ("num_key_value_heads",), heads),
-        "head_dim": counted(config, ("head_dim",), max(1, code.head.in_features // heads)),
+        **attention,
         "ffn": counted(config, ("intermediate_size", "ffn_dim", "n_inner"), 0),
         "init_std": float(getattr(config, "initializer_range", None) or 0.02),
         "ends": [{"name": ours, "shape": list(shapes[theirs].shape)} for theirs, ours in ends.items()],
@@ -279,7 +293,10 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         "shared": shared,
         "longest": _longest(code),
         "logits": logits,
-        "packs": keeps_documents_apart(tiny),
+        "attention": kernels,
+        "tensor": cuts is not None,
+        "packs": keeps_documents_apart(tiny, kernels=kernels),
+        **layouts_of,
         "stored": stored,
         "others": others,
         "whole": "" if whole is None else whole.__name__,

@@ -5,13 +5,17 @@ stay apart, and whether a position sees later ones.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from xtrain.runtime.nn.attention import by_document
+from xtrain.runtime.nn.attention_blocks import Scores
+from xtrain.runtime.nn.batch import DocumentLayout
+from xtrain.runtime.nn.code_attention import NAME, Attend, attending
 from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, config_of
 
 SMALL: Final = 2**23  # the largest number of parameters of a small model
@@ -46,14 +50,25 @@ def small(content: Mapping[str, Any], model: nn.Module) -> CodeModel | None:
     model: with the config `content`, on the meta device.
     """
     if sum(p.numel() for p in model.parameters()) <= SMALL:
+        with suppress(Exception):  # reaches that do not fit other sizes
+            return _filled(_shortened(content))
         return _filled(content)
     kinds = [layer_kind(layer) for layer in CodeModel(model).layers]
     for smaller in smaller_configs(content, kinds):
         with suppress(Exception):  # sizes that do not fit each other fail in many ways
             code = _filled(smaller)
-            if set(map(layer_kind, code.layers)) >= set(kinds) and code.hidden(_ids(code, 8)).isfinite().all():
+            if set(map(layer_kind, code.layers)) >= set(kinds) and code.hidden(ids_of(code, 8)).isfinite().all():
                 return code
     return None
+
+
+def _shortened(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config whose windows and chunks are shorter than measured rows."""
+    found = {}
+    for name, value in content.items():
+        short = type(value) is int and REACH.search(name)
+        found[name] = _shortened(value) if isinstance(value, Mapping) else min(value, 16) if short else value
+    return found
 
 
 def layer_kind(layer: nn.Module) -> Any:
@@ -156,13 +171,13 @@ def _filled(content: Mapping[str, Any]) -> CodeModel:
 # What decides whether losses are right -------------------------------------------------------------------------------
 
 
-def _ids(code: CodeModel, count: int) -> Tensor:
+def ids_of(code: CodeModel, count: int) -> Tensor:
     """Return a row of `count` ids of the vocabulary, without the first three, which may have a meaning."""
     vocab = code.embedding.num_embeddings
     return (torch.arange(count)[None] * 37 + 11) % min(250, vocab - 3) + 3
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def same(one: Tensor, other: Tensor) -> bool:
     """Return True if two results are finite and equal but for rounding."""
     largest = float(one.abs().max())
     return one.shape == other.shape and bool(torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * largest))
@@ -171,22 +186,22 @@ def _same(one: Tensor, other: Tensor) -> bool:
 @torch.no_grad()
 def measured_logits(code: CodeModel) -> dict[str, Any] | None:
     """Return how logits follow from the head's product: {}, {"scale": x} or {"cap": x}; None if in no such way."""
-    ids_BS = _ids(code, POSITIONS)
+    ids_BS = ids_of(code, POSITIONS)
     hidden_BSD = code.hidden(ids_BS)
     product = nn.functional.linear(hidden_BSD, code.head.weight, code.head.bias)
     logits = code.model(input_ids=ids_BS, use_cache=False).logits
     if product.shape != logits.shape:
         return None
-    if _same(logits, product):
+    if same(logits, product):
         return {}
     if code.head.bias is not None:
         return None
     values = code.model.config.to_dict()
     for cap in (value for name, value in values.items() if "cap" in name and type(value) in (int, float) and value):
-        if _same(logits, torch.tanh(product / cap) * cap):
+        if same(logits, torch.tanh(product / cap) * cap):
             return {"cap": float(cap)}
     scale = float((product * logits).sum() / (product * product).sum())
-    if not _same(logits, product * scale):
+    if not same(logits, product * scale):
         return None
     for value in values.values():  # the exact number, not the measured one
         for exact in (value, 1 / value if value else value) if isinstance(value, int | float) and value else ():
@@ -195,24 +210,53 @@ def measured_logits(code: CodeModel) -> dict[str, Any] | None:
     return None
 
 
+@contextmanager
+def by_kernels(code: CodeModel, attend: Attend) -> Iterator[None]:
+    """Compute the attention of layers that use transformers' interface by `attend` within the block."""
+    config = code.model.config
+    before, config._attn_implementation = config._attn_implementation, NAME
+    try:
+        with attending(attend):
+            yield
+    finally:
+        config._attn_implementation = before
+
+
+def kernel_of(lengths: Sequence[int], used: list[Scores] | None = None) -> Attend:
+    """Return attention of a row with documents of these lengths. used: filled with the scores of each call."""
+    bounds = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    packing = DocumentLayout.from_lengths(bounds, 1, sum(lengths), torch.device("cpu"))
+
+    def attend(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scores: Scores, sink_H: Tensor | None) -> Tensor:
+        if used is not None:
+            used.append(scores)
+        return by_document(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
+
+    return attend
+
+
 @torch.no_grad()
-def keeps_documents_apart(code: CodeModel) -> bool:
-    """Return True if positions that begin at 0 again are enough to keep the documents of a row apart."""
+def keeps_documents_apart(code: CodeModel, *, kernels: bool) -> bool:
+    """Return True if documents of a row stay apart whose positions begin at 0 again.
+
+    kernels: attention is computed by xtrain's kernels, which know the documents.
+    """
     lengths = (20, 27, 1, 5, 11)  # the first are longer than the reaches of a small model
-    ids_BS = _ids(code, sum(lengths))
+    ids_BS = ids_of(code, sum(lengths))
     try:
         alone = torch.cat([code.hidden(part) for part in ids_BS.split(lengths, 1)], 1)
         places = torch.cat([torch.arange(length) for length in lengths])[None]
-        packed = code.hidden(ids_BS, places)
+        with by_kernels(code, kernel_of(lengths)) if kernels else nullcontext():
+            packed = code.hidden(ids_BS, places)
     except Exception:
         return False
-    return _same(alone, packed)
+    return same(alone, packed)
 
 
 @torch.no_grad()
 def sees_later(code: CodeModel) -> bool:
     """Return True if a position's hidden state depends on later tokens: the model is no causal language model."""
-    ids_BS = _ids(code, POSITIONS)
+    ids_BS = ids_of(code, POSITIONS)
     other_BS = torch.cat((ids_BS[:, :32], ids_BS[:, 32:].flip(1)), 1)
     one, other = (code.hidden(each)[:, :32] for each in (ids_BS, other_BS))
-    return not _same(one, other)
+    return not same(one, other)

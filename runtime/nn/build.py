@@ -135,14 +135,15 @@ def assert_matches_plan(model: ModelParts, plan: Plan) -> None:
 
 
 def _belongs(name: str, model: ModelParts) -> bool:
-    behind = model.parts[0].arch.embeds_behind
+    arch = model.parts[0].arch
+    behind, before = arch.embeds_behind, arch.ends.before
     for span in (part.span for part in model.parts):
         if name.startswith("layers."):
             mine = span.first <= int(name.split(".")[1]) <= span.last
         elif name.startswith("embed_tokens."):
             mine = span.embeds or (span.predicts and behind)
         else:
-            mine = span.predicts
+            mine = span.embeds if name in before else span.predicts
         if mine:
             return True
     return False

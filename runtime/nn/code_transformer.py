@@ -5,13 +5,15 @@ the plan: layers by number, other modules by their path in the trunk.
 """
 
 import copy
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xtrain.blocks.adapted import AdaptedBlock
@@ -20,23 +22,45 @@ from xtrain.plan.architecture import Architecture
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.nn.adapters import put_on, put_on_head
+from xtrain.runtime.nn.attention import KERNELS, AttentionModule
+from xtrain.runtime.nn.attention_blocks import PLAIN, Scores
 from xtrain.runtime.nn.axes import Axes, local
-from xtrain.runtime.nn.batch import LayerCache, ModelBatch
+from xtrain.runtime.nn.batch import DocumentLayout, LayerCache, ModelBatch
 from xtrain.runtime.nn.block import LayerBlock
+from xtrain.runtime.nn.code_attention import NAME, attending
+from xtrain.runtime.nn.code_tensor import cut_embedding, cut_layer, local_parameters
 from xtrain.runtime.nn.layers import Linear, generator_of
 from xtrain.runtime.nn.loss import Head
-from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, code_digest, config_of
+from xtrain.runtime.nn.model_code import CodeModel, CodeStage, UnknownCode, build, code_digest, config_of
 from xtrain.runtime.nn.transformer import StageSpan, Transformer
 
 
 class _CodeBlock(LayerBlock):
-    """A layer of transformers that can be recomputed: a base of the classes that `_block_class` makes."""
+    """A layer of transformers that can be recomputed: a base of the classes that `_block_class` makes.
+
+    Names of attributes are none that such layers have. kernel_module: with the kernel of its attention; None:
+    transformers computes it. row_packing: the documents of the microbatch of the next forward.
+    """
+
+    kernel_module: AttentionModule | None
+    row_packing: DocumentLayout | None
+    rank_axes: Axes
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        compute = super().forward
+        own, attention, packing = super().forward, self.kernel_module, self.row_packing
+
+        def attend(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scores: Scores, sink_H: Tensor | None) -> Tensor:
+            assert attention is not None and packing is not None
+            return attention.kernel(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
+
+        def compute(*given: Any) -> Any:
+            # Also in a backward, which recomputes it after other microbatches.
+            with attending(attend), local_parameters(self.modules(), self.rank_axes):
+                return own(*given, **kwargs)
+
         if self.recompute is None or not torch.is_grad_enabled():
-            return compute(*args, **kwargs)
-        return self.recompute(lambda *given: compute(*given, **kwargs), *args)
+            return compute(*args)
+        return self.recompute(compute, *args)
 
 
 @cache
@@ -44,11 +68,12 @@ def _block_class(own: type[nn.Module]) -> type[nn.Module]:
     return type(own.__name__, (_CodeBlock, own), {})
 
 
-def _as_block(layer: nn.Module, number: int) -> nn.Module:
+def _as_block(layer: nn.Module, number: int, attention: AttentionModule | None, axes: Axes) -> nn.Module:
     """Give a layer the class of a block, so that its parameters and submodules keep their names."""
     layer.__class__ = _block_class(type(layer))
     layer.number = number  # type: ignore[assignment]
     layer.dropping = []  # type: ignore[assignment]
+    layer.kernel_module, layer.row_packing, layer.rank_axes = attention, None, axes  # type: ignore[assignment]
     for module in layer.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear  # which takes adapters and codes
@@ -72,18 +97,30 @@ class CodeTransformer(Transformer):
         nn.Module.__init__(self)
         self._begin(arch, span, axes, head)
         self._described = described = arch.own["code"]
+        own = described["attention"]  # computed by xtrain's kernels
         try:
-            code = CodeModel(build(config_of(described["config"])))
+            code = CodeModel(build(config_of(described["config"]), attention=NAME if own else "sdpa"))
         except UnknownCode as problem:
             raise EnvironmentFault("X529", f"{problem}; {problem.hint}") from problem
         if type(code.model).__name__ != described["class"]:
             raise PlanMismatch(f"transformers builds a {type(code.model).__name__}, not a {described['class']}")
-        self._code = (code,)  # in a tuple, so that it is no submodule
-        self.embed_tokens = code.embedding
-        self.layers = nn.ModuleDict({str(i): _as_block(layer, i) for i, layer in enumerate(code.layers)})
-        for i, layer in enumerate(code.layers):
+        before = frozenset(described["before"])
+        stage = CodeStage(code, span.first, span.last, described["items"], before)
+        self._stage = (stage,)  # in a tuple, so that it is no submodule
+        self.uses_flex = own and kernel == "flex"
+        self.kernels = frozenset((Scores(**scores), sinks) for scores, sinks in described["scores"])
+        if span.embeds or (span.predicts and arch.embeds_behind):
+            self.embed_tokens = code.embedding
+            cut_embedding(code.embedding, axes)
+        self.layers = nn.ModuleDict()
+        parameters = {i: kind["parameters"] for kind in described["kinds"] for i in kind["layers"]}
+        for i in range(span.first, span.last + 1):
+            layer = code.layers[i]
+            attention = AttentionModule(KERNELS[kernel], axes, PLAIN) if own else None
+            self.layers[str(i)] = _as_block(layer, i, attention, axes)
             if isinstance(block := block_of(arch.kind_of(i)), AdaptedBlock):
                 put_on(layer, block, arch, axes)
+            cut_layer(layer, parameters[i], axes)
         bias = code.head.bias
         assert code.names  # computed before its second name is removed
         for module in code.around:
@@ -92,17 +129,12 @@ class CodeTransformer(Transformer):
             if module._parameters or module._buffers:
                 _share(self, code.places[module], module)
         for module in code.outside:
-            _put(self, code.places[module], module)
+            place = code.places[module]
+            if not any(True for _ in module.parameters()) or (span.embeds if place in before else span.predicts):
+                _put(self, place, module)
         code.model.eval()
-        if not arch.tie_embeddings:
-            self.lm_head = code.head
-            self.lm_head.__class__ = Linear
-            put_on_head(self, arch, axes)
-        elif arch.head_matrices or code.head.bias is not None:  # the embedding's weight; adapter and bias are here
-            self.lm_head = Linear(arch.dim, arch.vocab)
-            self.lm_head.register_parameter("weight", None)
-            self.lm_head.register_parameter("bias", bias)
-            put_on_head(self, arch, axes)
+        if span.predicts:
+            self._add_head(code.head)
         self._formats = {
             (module, name): buffer.dtype
             for module in self.modules()
@@ -111,9 +143,20 @@ class CodeTransformer(Transformer):
         self._drawn: tuple[tuple[str, int], dict[str, Tensor]] = (("", 0), {})
         self._caches = WeakKeyDictionary[Any, Any]()
 
+    def _add_head(self, head: nn.Linear) -> None:
+        arch, bias = self.arch, head.bias
+        if not arch.tie_embeddings:
+            self.lm_head = head
+            self.lm_head.__class__ = Linear
+        elif arch.head_matrices or bias is not None:  # the embedding's weight; adapter and bias are here
+            self.lm_head = Linear(arch.dim, arch.vocab)
+            self.lm_head.register_parameter("weight", None)
+            self.lm_head.register_parameter("bias", bias)
+        put_on_head(self, arch, self.axes)
+
     @property
     def code(self) -> CodeModel:
-        return self._code[0]
+        return self._stage[0].code
 
     def check_code(self, digest: str) -> None:
         if code_digest(type(self.code.model)) != digest:
@@ -125,29 +168,47 @@ class CodeTransformer(Transformer):
         return x
 
     def _embedded(self, x_BSD: Tensor | None, batch: ModelBatch) -> Tensor:
-        """Return the ids: the trunk embeds them."""
-        assert batch.input_ids_BS is not None
-        return batch.input_ids_BS
+        """Return the ids, which the trunk embeds, or the stage's input."""
+        given = batch.input_ids_BS if self.span.embeds else x_BSD
+        assert given is not None
+        return given
 
     def _through_blocks(self, x_BSD: Tensor, batch: ModelBatch) -> tuple[Tensor, Callable[..., Tensor]]:
         cache = batch.cache
         keys_BS = self._keys(batch, x_BSD.device) if self.drops and batch.place_B is not None else None
+        packing = self._packing(batch)
         for block in self.layers.values():
-            assert isinstance(block, LayerBlock)
+            assert isinstance(block, _CodeBlock)
+            block.row_packing = packing
             for module in block.dropping:
                 module.keys_BS = keys_BS
-        if cache is None:
-            # Code that does not keep documents apart counts positions in its own way, such as from a padding id.
-            hidden_BSD = self.code.hidden(x_BSD, batch.positions_BS if self._described["packs"] else None)
-        elif self._described["packs"]:
-            hidden_BSD = self._with_cache(x_BSD, batch, cache)
-        else:
-            hidden_BSD = self._again(x_BSD, batch, cache)
+        layers = set(self.layers.modules())
+        with local_parameters((each for each in self.modules() if each not in layers), self.axes):
+            if cache is None:
+                # Code that does not keep documents apart counts positions in its own way, such as from a padding id.
+                hidden_BSD = self._stage[0](x_BSD, batch.positions_BS if self._described["packs"] else None)
+            else:
+                known = self._described["packs"] and self.span.embeds and self.span.predicts
+                with self._attention_of_transformers():
+                    hidden_BSD = (self._with_cache if known else self._again)(x_BSD, batch, cache)
+        if not self.span.predicts:
+            return hidden_BSD, _no_further
         scale = self._described["logits"].get("scale", 1.0)
         hidden_BSD = hidden_BSD if scale == 1.0 else hidden_BSD * scale
         if self._bias is not None:
             hidden_BSD = torch.cat((hidden_BSD, hidden_BSD.new_ones(*hidden_BSD.shape[:-1], 1)), -1)
         return hidden_BSD, _no_further
+
+    @contextmanager
+    def _attention_of_transformers(self) -> Iterator[None]:
+        """Use the attention of transformers, which knows its cache, within the block."""
+        config = self.code.model.config
+        before = config._attn_implementation
+        config._attn_implementation = "sdpa" if before == NAME else before
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
 
     @property
     def _bias(self) -> Tensor | None:
@@ -172,17 +233,17 @@ class CodeTransformer(Transformer):
             more["attention_mask"] = seen[:, 0, 0, : cache.filled + ids_BS.shape[1]].long()
         return self.code.hidden(ids_BS, batch.positions_BS, **more)
 
-    def _again(self, ids_BS: Tensor, batch: ModelBatch, cache: LayerCache) -> Tensor:
-        """Return the hidden states of new positions, computed with all earlier ones again and row by row: the caches of
-        such models do not take rows of several lengths."""
-        before_BS = self._caches.get(cache) if cache.filled else None
-        all_BS = ids_BS if before_BS is None else torch.cat((before_BS, ids_BS), 1)
-        self._caches[cache] = all_BS
-        seen = getattr(cache, "seen_B11L", None)
-        found = []
-        for row, ids_S in enumerate(all_BS):
+    def _again(self, given: Tensor, batch: ModelBatch, cache: LayerCache) -> Tensor:
+        """Return the stage's output at new positions, computed with all earlier ones again and row by row: the caches
+        of such models do not take rows of several lengths, or need all layers. given: [B, S], or [B, S, D]."""
+        before = self._caches.get(cache) if cache.filled else None
+        whole = given if before is None else torch.cat((before, given), 1)
+        self._caches[cache] = whole
+        seen, new, found = getattr(cache, "seen_B11L", None), given.shape[1], []
+        for row, own in enumerate(whole):
             begin = 0 if seen is None else int((~seen[row, 0, 0]).sum())
-            found.append(self.code.hidden(ids_S[None, begin:])[:, -1:])
+            x_BSD = self._stage[0](own[None, begin:], None)[:, -new:]
+            found.append(F.pad(x_BSD, (0, 0, new - x_BSD.shape[1], 0)))
         return torch.cat(found)
 
     def train(self, mode: bool = True) -> Self:

@@ -253,13 +253,17 @@ class Embedding(nn.Embedding):
         weight_VD = local(self.weight)
         tensor = self.axes.tensor
         if tensor is None:
-            return F.embedding(input, weight_VD)
+            return F.embedding(input, weight_VD, self.padding_idx)
         first = first_row(self.num_embeddings, tensor)
         own_BS = (input >= first) & (input < first + len(weight_VD))
+        padding = None if self.padding_idx is None else self.padding_idx - first
+        if padding is not None and not 0 <= padding < len(weight_VD):
+            padding = None  # another rank has it
         if not len(weight_VD):
             x_BSD = weight_VD.new_zeros(*input.shape, self.embedding_dim) + 0 * weight_VD.sum()
         else:
-            x_BSD = F.embedding(torch.where(own_BS, input - first, 0), weight_VD) * own_BS[..., None]
+            places_BS = torch.where(own_BS, input - first, 0)
+            x_BSD = F.embedding(places_BS, weight_VD, padding) * own_BS[..., None]
         return row_parallel_output(x_BSD, tensor)
 
 

@@ -8,15 +8,16 @@ import inspect
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 
 import torch
-from attrs import frozen
-from torch import nn
+from attrs import define, field, frozen
+from torch import Tensor, nn
 
 from xtrain.dsl.checking.model_code import source_digest
 from xtrain.plan.architecture import EMBEDDING, HEAD
+from xtrain.runtime.nn.code_attention import register
 
 LAYERS: Final = "layers"
 
@@ -140,22 +141,23 @@ def code_digest(cls: type[nn.Module]) -> str:
     return source_digest(inspect.getfile(cls))
 
 
-def build(config: Any, experts: str = "eager") -> nn.Module:
+def build(config: Any, experts: str = "eager", attention: str = "sdpa") -> nn.Module:
     """Return a model of transformers with a config, on the default device, without loading anything.
 
-    experts: how its experts are computed, if it lets one choose. Raises UnknownCode.
+    experts, attention: how they are computed, if it lets one choose. Raises UnknownCode.
     """
-    return build_class(class_of(config), config, experts)
+    return build_class(class_of(config), config, experts, attention)
 
 
-def build_class(cls: type[nn.Module], config: Any, experts: str = "eager") -> nn.Module:
+def build_class(cls: type[nn.Module], config: Any, experts: str = "eager", attention: str = "sdpa") -> nn.Module:
     """Return a model of a class of transformers, as `build`."""
     for part in (config, getattr(config, "text_config", config)):
         part.return_dict, part.dtype = True, torch.get_default_dtype()
         for name in ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits"):
             if hasattr(part, name):
                 setattr(part, name, False)
-    choices = {"_attn_implementation": "sdpa", "_experts_implementation": experts}
+    register()
+    choices = {"_attn_implementation": attention, "_experts_implementation": experts}
     while True:
         for name in ("_attn_implementation", "_experts_implementation"):
             setattr(config, name, choices.get(name))
@@ -288,16 +290,20 @@ class CodeModel:
         passes = any(each.kind == inspect.Parameter.VAR_KEYWORD for each in own.values())
         return frozenset({*own, *(inspect.signature(self.trunk.forward).parameters if passes else ())})
 
-    def hidden(self, ids_BS: torch.Tensor, positions_BS: torch.Tensor | None = None, **more: Any) -> torch.Tensor:
-        """Return the head's input [B, S, D]. positions_BS: None: counted from 0. more: further arguments.
+    def hidden(self, ids_BS: Tensor, positions_BS: Tensor | None = None, **more: Any) -> Tensor:
+        """Return the head's input [B, S, D]. positions_BS: None: counted from 0. more: further arguments."""
+        return self.run(positions_BS, input_ids=ids_BS, **more)
+
+    def run(self, positions_BS: Tensor | None, **given: Any) -> Tensor:
+        """Return the head's input [B, S, D] for arguments of the model.
 
         The model ends where it calls its head, whatever it computes before the head.
         """
         if positions_BS is not None and "position_ids" in self.arguments:
-            more["position_ids"] = positions_BS
+            given["position_ids"] = positions_BS
         call = self.head.register_forward_pre_hook(_end)
         try:
-            self.model(input_ids=ids_BS, **{"use_cache": False, **more})
+            self.model(**{"use_cache": False, **given})
         except _HeadReached as reached:
             return reached.hidden_BSD
         finally:
@@ -315,10 +321,96 @@ def _lists(part: nn.Module) -> Iterator[nn.Module]:
 
 
 class _HeadReached(Exception):
-    def __init__(self, hidden_BSD: torch.Tensor) -> None:
+    def __init__(self, hidden_BSD: Tensor) -> None:
         super().__init__()
         self.hidden_BSD = hidden_BSD
 
 
 def _end(head: nn.Module, given: tuple[Any, ...]) -> None:
     raise _HeadReached(given[0])
+
+
+class _StageEnd(Exception):
+    """The trunk has reached the first layer after a stage. stream: [B, S, D]."""
+
+    def __init__(self, stream: Tensor) -> None:
+        super().__init__()
+        self.stream = stream
+
+
+class _Outside(nn.Module):
+    """A layer that another stage has: a base of the classes that `_outside_class` makes."""
+
+    stream: Tensor | None  # input of the stage
+    is_behind: bool
+    items: int
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x_BSD = args[0] if args else kwargs["hidden_states"]
+        if self.is_behind:
+            raise _StageEnd(x_BSD)
+        x_BSD = x_BSD if self.stream is None else self.stream
+        return (x_BSD, *[None] * (self.items - 1)) if self.items else x_BSD
+
+
+@cache
+def _outside_class(own: type[nn.Module]) -> type[nn.Module]:
+    return type(own.__name__, (_Outside, own), {})
+
+
+@define(eq=False)
+class CodeStage:
+    """Layers first to last of a model, both included, run by the trunk of all of it.
+
+    Layers before a stage pass the stage's input on, and the first layer after it ends the forward. items: number of
+    values that a layer returns as a tuple; 0: it returns a tensor. before: places of modules that run before the layers
+    and have parameters: a later stage has no values of them, and drops what they compute.
+    """
+
+    code: CodeModel
+    first: int
+    last: int
+    items: int
+    before: frozenset[str] = field(factory=frozenset)
+    _filled: tuple[torch.device, torch.dtype] | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        for number, layer in enumerate(self.code.layers):
+            if not self.first <= number <= self.last:
+                layer.__class__ = _outside_class(type(layer))
+                layer.stream, layer.is_behind, layer.items = None, number > self.last, self.items  # type: ignore
+
+    @property
+    def embeds(self) -> bool:
+        return self.first == 0
+
+    def _fill_others(self, given: Tensor) -> None:
+        """Give modules that only an earlier stage has zeros, which take no memory."""
+        if self._filled == (given.device, given.dtype):
+            return
+        self._filled = given.device, given.dtype
+        places = self.code.places
+        for outside in (module for module in self.code.outside if places[module] in self.before):
+            for module in outside.modules():
+                for tensors in (module._parameters, module._buffers):
+                    for name, tensor in tensors.items():
+                        if tensor is not None:
+                            dtype = given.dtype if tensor.is_floating_point() else tensor.dtype
+                            zero = torch.zeros((), dtype=dtype, device=given.device)
+                            tensors[name] = zero.expand(tensor.shape)  # type: ignore[assignment]
+
+    def __call__(self, given: Tensor, positions_BS: Tensor | None) -> Tensor:
+        """Return the residual stream after the stage, or of the last stage the head's input [B, S, D]. given: token ids
+        [B, S] of the first stage, the residual stream of others."""
+        try:
+            if self.embeds:
+                return self.code.hidden(given, positions_BS)
+            self._fill_others(given)
+            before: Any = self.code.layers[self.first - 1]
+            before.stream = given
+            try:
+                return self.code.run(positions_BS, inputs_embeds=given.detach())
+            finally:
+                before.stream = None
+        except _StageEnd as end:
+            return end.stream

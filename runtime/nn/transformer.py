@@ -16,7 +16,7 @@ from xtrain.plan.architecture import Architecture, RotaryAngles
 from xtrain.runtime.nn.adapters import TaskLinear, put_on_head
 from xtrain.runtime.nn.attention import KERNELS, AttentionModule, with_block_masks
 from xtrain.runtime.nn.axes import Axes, column_parallel_input, local
-from xtrain.runtime.nn.batch import ModelBatch, RowLosses
+from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch, RowLosses
 from xtrain.runtime.nn.block import DecoderBlock, Join
 from xtrain.runtime.nn.distillation import Distillation, Taught, distillation_losses, live_losses
 from xtrain.runtime.nn.head_product import HeadFactors
@@ -219,12 +219,7 @@ class Transformer(nn.Module):
     def _caller(self, x_BSD: Tensor, batch: ModelBatch) -> Callable[..., Tensor]:
         """Return the function that calls a block with a residual stream, and with ids of later tokens for one that
         predicts further tokens."""
-        rotations = self.rotations(batch.positions_BS, x_BSD.dtype)
-        packing = batch.packing
-        if (tasks := self.axes.tasks) is not None:
-            packing = evolve(packing, task_rows=tasks.of_rows(batch.datasets, batch.shape[0]))
-        if self.uses_flex and self.axes.ring is None and batch.cache is None:
-            packing = with_block_masks(packing, self.kernels)
+        rotations, packing = self.rotations(batch.positions_BS, x_BSD.dtype), self._packing(batch)
         # In evaluation rows have no numbers.
         keys_BS = self._keys(batch, x_BSD.device) if self.drops and batch.place_B is not None else None
         known = self._known_experts(batch)
@@ -234,6 +229,15 @@ class Transformer(nn.Module):
             return block(x_BSD, rotate, packing, batch.real_BS, batch.cache, keys_BS, experts_BSK, later_BS)
 
         return call_block
+
+    def _packing(self, batch: ModelBatch) -> DocumentLayout:
+        """Return the documents of a microbatch as blocks take them."""
+        packing = batch.packing
+        if (tasks := self.axes.tasks) is not None:
+            packing = evolve(packing, task_rows=tasks.of_rows(batch.datasets, batch.shape[0]))
+        if self.uses_flex and self.axes.ring is None and batch.cache is None:
+            packing = with_block_masks(packing, self.kernels)
+        return packing
 
     def _known_experts(self, batch: ModelBatch) -> dict[int, Tensor]:
         """Return the recorded experts of sampled tokens for each layer with experts, in the form that a router

@@ -95,9 +95,7 @@ def errors(model: str, more: str = "", world: int | None = None) -> list[tuple[s
 
 
 @pytest.mark.parametrize(("more", "code", "word"), [
-    ("parallel { tp 2 { } }", "X530", "tensor parallelism"),
-    ("parallel { pp 2 { } }", "X530", "pipeline parallelism"),
-    ("parallel { cp 2 { } }", "X530", "context parallelism"),
+    ("parallel { tp 2 { } }", "X530", "sequence = false"),
     ("compile { }", "X530", "compilation"),
     ("activation none { tile_mlp = 2 }", "X418", "no layer of a block can be cut"),
     ("batch { neftune = 5.0 }", "X530", "noise on embeddings"),

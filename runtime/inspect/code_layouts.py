@@ -1,0 +1,251 @@
+"""Measurements on a small model of transformers that decide which layouts compute what one rank computes."""
+
+import copy
+import multiprocessing
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from xtrain.runtime.inspect.small_model import POSITIONS, by_kernels, ids_of, kernel_of, same
+from xtrain.runtime.nn.attention_blocks import Scores
+from xtrain.runtime.nn.axes import Axes, TensorAxis
+from xtrain.runtime.nn.code_tensor import cut_layer, local_parameters
+from xtrain.runtime.nn.layers import Linear
+from xtrain.runtime.nn.model_code import CodeModel, CodeStage
+
+LONGEST: Final = 120  # seconds of a measurement on two ranks
+
+
+@torch.no_grad()
+def attends_by_kernels(code: CodeModel) -> bool:
+    """Return True if a layer computes attention through transformers' interface, and xtrain's kernels give the same."""
+    ids_BS = ids_of(code, POSITIONS)
+    wanted, used = code.hidden(ids_BS), list[Scores]()
+    try:
+        with by_kernels(code, kernel_of((POSITIONS,), used)):
+            found = code.hidden(ids_BS)
+    except Exception:  # a layer asks for what no kernel computes, in ways of its own
+        return False
+    return bool(used) and same(found, wanted)
+
+
+@torch.no_grad()
+def spreads(code: CodeModel) -> bool:
+    """Return True if only attention by xtrain's kernels mixes positions, so that ranks can have any positions of a row:
+    positions in another order give the same hidden states in that order."""
+    ids_BS, order = ids_of(code, POSITIONS), torch.randperm(POSITIONS, generator=torch.Generator().manual_seed(0))
+    restore, kernel = order.argsort(), kernel_of((POSITIONS,))
+
+    def attend(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scores: Scores, sink_H: Tensor | None) -> Tensor:
+        q, k, v = (x[:, :, restore] for x in (q_BHSA, k_BKSA, v_BKSA))
+        return kernel(q, k, v, scores, sink_H)[:, :, order]
+
+    try:
+        wanted = code.hidden(ids_BS)
+        with by_kernels(code, attend):
+            found = code.hidden(ids_BS[:, order], order[None])
+    except Exception:
+        return False
+    return same(found, wanted[:, order])
+
+
+def _add(calls: list[str], path: str, *_: Any) -> None:
+    calls.append(path)
+
+
+@torch.no_grad()
+def call_order(code: CodeModel) -> tuple[frozenset[str] | None, int | None]:
+    """Return the places of modules outside the layers that have parameters and run before the layers, and the number of
+    values that layers return, 0 for a tensor.
+
+    None: such modules run between layers, modules around the layers have parameters, or the number differs.
+    """
+    calls: list[str] = []
+    items = set()
+    places, bias = code.places, code.head.bias
+    having = {places[module]: module for module in code.outside if any(True for _ in module.parameters())}
+    if any(each is not bias for module in code.around for each in module.parameters(recurse=False)):
+        return None, None
+
+    def returned(_: nn.Module, __: Any, result: Any) -> None:
+        calls.append("")
+        items.add(len(result) if isinstance(result, tuple) else 0)
+
+    hooks = [layer.register_forward_hook(returned) for layer in code.layers]
+    for path, module in having.items():
+        called = partial(_add, calls, path)
+        hooks += [part.register_forward_pre_hook(called) for part in module.modules()]
+    code.hidden(ids_of(code, 8))
+    for hook in hooks:
+        hook.remove()
+    begin, end = calls.index(""), len(calls) - calls[::-1].index("")
+    before, behind = frozenset(calls[:begin]), frozenset(calls[end:])
+    if (set(calls[begin:end]) != {""}) or before & behind:
+        return None, None
+    return before, items.pop() if len(items) == 1 else None
+
+
+@torch.no_grad()
+def is_cut(code: CodeModel, before: frozenset[str], items: int) -> bool:
+    """Return True if two parts of the model, for each place between two layers, compute what the whole computes."""
+    ids_BS, positions_BS = ids_of(code, POSITIONS), torch.arange(POSITIONS)[None]
+    wanted, last = code.hidden(ids_BS), len(code.layers) - 1
+    try:
+        for cut in range(last):
+            parts = [CodeModel(copy.deepcopy(code.model)) for _ in range(2)]
+            begin = CodeStage(parts[0], 0, cut, items, before)
+            end = CodeStage(parts[1], cut + 1, last, items, before)
+            if not same(end(begin(ids_BS, positions_BS), positions_BS), wanted):
+                return False
+    except Exception:
+        return False
+    return last > 0
+
+
+# Styles of transformers' plans of tensor parallelism → cut, and whether the other side is whole on every rank.
+STYLES: Final[dict[str, dict[str, Any]]] = {
+    "colwise": {"cut": "column"},
+    "rowwise": {"cut": "row"},
+    "colwise_gather_output": {"cut": "column", "joins": True},
+    "rowwise_split_input": {"cut": "row", "joins": True},
+    "replicated_with_grad_allreduce": {"partial": True},
+}
+# Whole on every rank here: experts, which compute all tokens, and what has a whole result.
+WHOLE: Final = (
+    "moe_tp_experts",
+    "ep_dispatch_experts",
+    "replicate",
+    "grouped_gemm",
+    "packed_colwise",
+    "packed_rowwise",
+)
+
+
+def tensor_cuts(code: CodeModel) -> dict[int, dict[str, dict[str, Any]]] | None:
+    """Return layer → parameter → how transformers' plan of tensor parallelism cuts it, in the words of a description;
+    None if the model has no plan, or one with other styles."""
+    plan = getattr(code.model.config, "base_model_tp_plan", None)
+    if not plan:
+        return None
+    base = {id(module): name for name, module in code.model.base_model.named_modules()}
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for number, layer in enumerate(code.layers):
+        found[number] = of_layer = {}
+        for path, module in layer.named_modules():
+            name = base.get(id(module), "")
+            for own, parameter in module.named_parameters(recurse=False):
+                styles = [plan[p] for p in plan if fnmatchcase(name, p) or fnmatchcase(f"{name}.{own}", p)]
+                style = styles[-1] if styles else "replicate"
+                if style == "mla_kv_a_proj":
+                    way = {"begin": getattr(code.model.config, "kv_lora_rank", 0)} if own == "weight" else {}
+                elif style in WHOLE or (style in STYLES and "cut" in STYLES[style] and parameter.ndim == 3):
+                    way = {}
+                elif style in STYLES:
+                    way = STYLES[style]
+                else:
+                    return None
+                if "cut" in way and type(module) is not nn.Linear and parameter.ndim > 1:
+                    return None
+                if way.get("cut") == "row" and parameter.ndim == 1:
+                    way = {}  # a bias is added to the sum
+                of_layer[f"{path}.{own}".lstrip(".")] = way
+    cut = [way for ways in found.values() for way in ways.values() if "cut" in way]
+    return found if cut else None
+
+
+def computes_cut(code: CodeModel, cuts: Mapping[int, Mapping[str, Mapping[str, Any]]], *, kernels: bool) -> bool:
+    """Return True if two tensor-parallel ranks compute the hidden states and gradients of a small model."""
+    torch.manual_seed(0)
+    ids_BS = ids_of(code, POSITIONS)
+    code = CodeModel(copy.deepcopy(code.model).double())  # rounding of gradients is no difference
+    weights_BSD = torch.randn(1, POSITIONS, code.head.in_features, dtype=torch.float64)
+    whole = CodeModel(copy.deepcopy(code.model))
+    (whole.hidden(ids_BS) * weights_BSD).sum().backward()
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        given = code, whole, cuts, weights_BSD, kernels, f"{folder}/store"
+        ranks = [context.Process(target=_cut_rank, args=(rank, *given)) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(LONGEST)
+            if rank.is_alive():
+                rank.kill()
+        return all(rank.exitcode == 0 for rank in ranks)
+
+
+def _cut_rank(
+    rank: int, code: CodeModel, whole: CodeModel, cuts: Any, weights_BSD: Tensor, kernels: bool, store: str
+) -> None:
+    """Compute a small model with this rank's pieces, and compare with the whole. Raises AssertionError."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    assert dist.group.WORLD is not None
+    axes = Axes(tensor=TensorAxis(dist.group.WORLD, sequence=False, loss=True))
+    mine = CodeModel(copy.deepcopy(code.model))
+    dimensions = {"column": 0, "row": 1}
+    for number, layer in enumerate(mine.layers):
+        for name, way in cuts[number].items():
+            owner, _, own = name.rpartition(".")
+            module = layer.get_submodule(owner)
+            if "cut" in way:
+                value = module.get_parameter(own).detach().chunk(2, dimensions[way["cut"]])
+                setattr(module, own, nn.Parameter(value[rank].clone()))
+            if type(module) is nn.Linear:
+                module.__class__ = Linear
+        cut_layer(layer, [{"name": name, **way} for name, way in cuts[number].items()], axes)
+    with (
+        by_kernels(mine, kernel_of((POSITIONS,))) if kernels else nullcontext(),
+        local_parameters((), axes),
+    ):
+        hidden_BSD = mine.hidden(ids_of(code, POSITIONS))
+        (hidden_BSD * weights_BSD).sum().backward()
+    wanted = dict(whole.layers.named_parameters())
+    for name, parameter in mine.layers.named_parameters():
+        number, _, own = name.partition(".")
+        way = cuts[int(number)][own]
+        gradient, other = parameter.grad, wanted[name].grad
+        if gradient is None or other is None:
+            assert gradient is other, name
+            continue
+        if way.get("partial"):
+            dist.all_reduce(gradient)
+        if "cut" in way:
+            other = other.chunk(2, dimensions[way["cut"]])[rank]
+        assert same(gradient, other), name
+    with torch.no_grad():
+        assert same(hidden_BSD, whole.hidden(ids_of(code, POSITIONS)))
+    dist.destroy_process_group()
+
+
+def layouts(
+    tiny: CodeModel, kinds: Sequence[Mapping[str, Any]], attention: dict[str, int], *, kernels: bool
+) -> dict[str, Any]:
+    """Return what a layout may do with the model: whether its positions are `spread` over ranks, and whether its layers
+    are cut into `stages`. attention: its heads, which are corrected to those of the attention operations."""
+    of_layers = [[op for op in kind["costs"]["float32"] if "attention" in op] for kind in kinds for _ in kind["layers"]]
+    calls = [op["attention"] for ops in of_layers for op in ops]
+    sizes = {tuple(call[name] for name in attention) for call in calls}
+    others = [op for kind in kinds for op in kind["costs"]["float32"] if "attention" not in op]
+    linear = not any(size[-1 - (size[-1] == "index")] for op in others for size in (op["flops"], *op["new"]))
+    if even := len(sizes) == 1:
+        attention.update(zip(attention, sizes.pop(), strict=True))
+    scores = {(call["window"], call["scale"], call["cap"], call["sinks"] is not None) for call in calls}
+    before, items = call_order(tiny)
+    return {
+        "scores": [
+            [{"window": window, "scale": scale, "cap": cap}, sinks]
+            for window, scale, cap, sinks in sorted(scores, key=str)
+        ],
+        "spread": kernels and linear and even and all(map(len, of_layers)) and spreads(tiny),
+        "stages": before is not None and items is not None and is_cut(tiny, before, items),
+        "before": sorted(before or ()),
+        "items": items or 0,
+    }
