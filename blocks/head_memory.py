@@ -7,9 +7,9 @@ from attrs import frozen
 from xtrain.blocks.op_trace import INDEX
 from xtrain.blocks.tracer import Local
 from xtrain.plan.architecture import EMBEDDING
-from xtrain.plan.mesh import piece
+from xtrain.plan.mesh import piece, tokens_in
 from xtrain.plan.parameters import head_factors
-from xtrain.plan.resolved import Resolved
+from xtrain.plan.resolved import Resolved, compiles_loss
 
 FP64 = 8
 IDS = 8  # bytes of the id of a token
@@ -230,4 +230,5 @@ def tokens_at_once(resolved: Resolved, local: Local, *, models: int = 1) -> int:
     """Return the number of tokens whose logits, of `models` models, are alive at once, as in `Head.at_once`."""
     shared = resolved.size("tp") == 1 or resolved.spec.parallel.tp.loss
     alive = piece(resolved.architecture.vocab, resolved.size("tp"), 0) if shared else resolved.architecture.vocab
-    return min(local.tokens, max(1, int(resolved.spec.loss.chunk.value) // (4 * alive * models)))
+    at_once = tokens_in(int(resolved.spec.loss.chunk.value), alive * models, whole=compiles_loss(resolved))
+    return min(local.tokens, at_once)

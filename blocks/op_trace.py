@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MATMUL: Final = "matmul"
 ATTENTION: Final = "attention"
 ALL_TO_ALL: Final = "all_to_all"
+REDUCE_SCATTER: Final = "reduce_scatter"
 TP: Final = "setup.parallel.tp"
 CP: Final = "setup.parallel.cp"
 INDEX: Final = 8  # bytes of an index

@@ -9,6 +9,7 @@ from attrs import evolve, field, frozen
 from xtrain.blocks.memory_simulator import scratch_of
 from xtrain.blocks.op_trace import (
     MATMUL,
+    REDUCE_SCATTER,
     TP,
     CollectiveCall,
     Fp8Product,
@@ -278,6 +279,7 @@ class Tracer:
             x,
             makes=self.local.stream,
             scratch=(size, size),
+            saved=REDUCE_SCATTER,
             calls=(CollectiveCall("tp", "reduce_scatter", TP, size),),
             back_calls=(CollectiveCall("tp", "all_gather", TP, size),),
         )

@@ -412,6 +412,16 @@ def _dealt(cuts: tuple[MatrixCut, ...], own: list[tuple[str, tuple[int, int, int
         yield MatrixBatch(cuts, tuple(open_))
 
 
+TILE: Final = 128  # rows of a product that GPUs compute together
+
+
+def tokens_in(size: int, logits: int, *, whole: bool) -> int:
+    """Return the number of tokens whose `logits` fp32 numbers each fit into `size` bytes. whole: a number that fills
+    tiles of a product."""
+    tokens = max(1, size // (4 * logits))
+    return tokens // TILE * TILE if whole and tokens > TILE else tokens
+
+
 def device_kind(spec: Spec) -> str:
     """Return `cpu`, `cuda`, or `auto`: cuda if there is one."""
     if spec.launch.device != "auto":

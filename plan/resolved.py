@@ -103,7 +103,9 @@ def resolve_save(resolved: "Resolved") -> tuple[str, ...]:
     if not isinstance(save, Auto):
         return save
     attention = () if hides_attention(resolved) else ("attention",)
-    return ("matmul", *attention, *(("all_to_all",) if exchanges(resolved.spec, resolved.layout) else ()))
+    exchanged = ("all_to_all",) if exchanges(resolved.spec, resolved.layout) else ()
+    summed = ("reduce_scatter",) if sums_positions(resolved.spec, resolved.layout) else ()
+    return ("matmul", *attention, *exchanged, *summed)
 
 
 def hides_attention(resolved: "Resolved") -> bool:
@@ -133,6 +135,20 @@ def resolve_tile(activation: Activation, dim: int, positions: int) -> int | None
 def exchanges(spec: Spec, layout: Layout) -> bool:
     """Return True if a block has an all-to-all: of tokens to experts, or of the sequence for heads."""
     return spec.parallel.ep.size > 1 or layout.size("ulysses") > 1
+
+
+def sums_positions(spec: Spec, layout: Layout) -> bool:
+    """Return True if tensor parallelism sums results of matrices by a reduce-scatter over positions."""
+    return layout.size("tp") > 1 and spec.parallel.tp.sequence
+
+
+def compiles_loss(resolved: "Resolved") -> bool:
+    """Return True if the cross-entropy of a piece of logits is compiled on CUDA: each rank has all logits of a token,
+    and nothing else is read from them."""
+    spec, ends = resolved.spec, resolved.architecture.ends
+    plain = spec.loss.plain and resolved.architecture.head == "vocabulary" and ends.logit_cap is None
+    compiled = spec.compile.mode != "none" and device_kind(spec) != "cpu"
+    return compiled and plain and resolved.size("tp") == 1
 
 
 @frozen

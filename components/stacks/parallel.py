@@ -22,7 +22,8 @@ class ParallelStack(PlannedStack):
 
     kind = "parallel"
     uses_fsdp = True
-    beside = ("setup.parallel.fsdp", "setup.parallel.root_fsdp", "setup.parallel.expert_fsdp")
+    # Not root_fsdp: nothing is computed before it is gathered, nor after its gradients are complete.
+    beside = ("setup.parallel.fsdp", "setup.parallel.expert_fsdp")
 
     # Imported lazily: specs are read without the planner.
 

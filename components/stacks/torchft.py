@@ -64,7 +64,7 @@ class Torchft(PlannedStack):
     install = "xtrain[torchft]"
     uses_fsdp = True
     groups = True
-    beside = ("setup.parallel.fsdp", "setup.parallel.root_fsdp")
+    beside = ("setup.parallel.fsdp",)
     unsupported: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("pp", "cp", "ep"), _GROUPS),
         "offload": "keeps model states where they are used",

@@ -243,9 +243,9 @@ class Activation:
         check=at_least(1),
         role=Role.EXECUTION,
     )
-    save: tuple[Literal["matmul", "attention", "all_to_all"], ...] | Auto = setting(
-        "operations whose results selective recomputation keeps; auto: matmul, all_to_all if there is one, and "
-        "attention unless it is flex outside of a compiled block",
+    save: tuple[Literal["matmul", "attention", "all_to_all", "reduce_scatter"], ...] | Auto = setting(
+        "operations whose results selective recomputation keeps; auto: matmul, all_to_all and the reduce_scatter of "
+        "tp if there is one, and attention unless it is flex outside of a compiled block",
         default=AUTO,
         role=Role.EXECUTION,
     )

@@ -22,7 +22,7 @@ from xtrain.plan.parameters import block_tensors
 from xtrain.plan.resolved import Resolved, TrainedKind, attention_kernels, pointwise_kernels
 from xtrain.text.units import BYTES
 
-HOPPER = 9  # the CUDA capability for which torch has grouped-product kernels
+GROUPED = (9, 10)  # CUDA capabilities for which torch has grouped-product kernels
 WIDEST_FLASH = 256  # the largest head width of flash attention
 
 
@@ -57,7 +57,7 @@ def local_of(resolved: Resolved, cluster: Hardware) -> Local:
         flash=flash,
         grouped=compute == "bf16"
         and sheet is not None
-        and sheet.capability == HOPPER
+        and sheet.capability in GROUPED
         and not any(each % 8 for each in expert_widths(arch))
         and not isinstance(arch.adapter, TaskAdapters),  # experts are then computed one after the other
         shared=block_of(arch.kinds[0]).shared(arch, batch.micro, batch.sequence, BYTES[compute]),

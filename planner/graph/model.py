@@ -17,7 +17,7 @@ from xtrain.plan.graph import INITIAL, ORDER, Builder, Rule, Rules, learns, resu
 from xtrain.plan.hardware import HIGHEST, QUERIES
 from xtrain.plan.mesh import AXES, device_kind
 from xtrain.plan.parameters import matrix_numbers, quantised_bytes, uneven_matrices
-from xtrain.plan.resolved import Resolved, attention_kernels, pointwise_kernels, resolve_save
+from xtrain.plan.resolved import Resolved, attention_kernels, compiles_loss, pointwise_kernels, resolve_save
 from xtrain.plan.weight_files import LOADED
 from xtrain.plan.weight_layout import draws_head, stored_rows
 from xtrain.planner.graph.parallel import (
@@ -502,14 +502,23 @@ def _async_tensor_parallel(graph: Builder, resolved: Resolved, last: str) -> str
 
 
 @resumes(
-    "setup.compile", "pattern matches", switch=True, mode=rounds("compile.mode", "compiled blocks round differently")
+    "setup.compile",
+    "pattern matches",
+    switch=True,
+    **dict.fromkeys(("mode", "cuda"), rounds("compile.mode", "compiled blocks round differently")),
 )
 def _compile(graph: Builder, resolved: Resolved, last: str) -> str:
     mode = resolved.spec.compile.mode
     if mode == "none":
         return last
-    args = {"mode": COMPILE_MODES[mode], "pattern": BLOCKS, "matches": resolved.pipeline.blocks()}
+    args: dict[str, Any] = {"mode": COMPILE_MODES[mode], "pattern": BLOCKS, "matches": resolved.pipeline.blocks()}
     does = (
         f"torch.compile of {plural(resolved.architecture.layers, 'block')}, each separately; compiled in the first step"
     )
+    also = {"loss": compiles_loss(resolved), "experts": resolved.architecture.is_moe}
+    words = [word for word, on in also.items() if on and device_kind(resolved.spec) != "cpu"]
+    if words:
+        args["cuda"] = words
+        texts = {"loss": "the cross-entropy of a piece of logits", "experts": "the activation and the sum of experts"}
+        does += f"; on cuda also {' and '.join(texts[word] for word in words)}"
     return graph.add("setup", "setup.compile", does, args=args, after=((last, "model"),))

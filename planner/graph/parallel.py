@@ -174,6 +174,7 @@ def _root_fsdp(graph: Builder, resolved: Resolved, last: str) -> str:
         for pp in range(resolved.size("pp"))
     )
     does = f"shard embedding, last norm and head: {count_text(largest)} parameters, gathered once a microbatch"
+    does += ", before anything is computed" if resolved.cuts.fsdp > 1 else ""
     if resolved.size("pp") > 1:
         does = f"shard the ends of the model: up to {count_text(largest)} parameters, gathered once a step"
     axes = _dense_axes(resolved)

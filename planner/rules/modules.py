@@ -1,6 +1,6 @@
 """Rules on modules: recomputation, attention kernels, tiles, quantized bases and fp8."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from xtrain.contracts.actions import PlannedAction
@@ -18,7 +18,7 @@ from xtrain.plan.mesh import Layout, device_kind
 from xtrain.plan.parameters import fp8_matrices, frozen_names, idle_patterns, quantised_names, uneven_matrices
 from xtrain.plan.parameters import product_matrices as matrices_of
 from xtrain.plan.pipeline import ZERO_BUBBLE
-from xtrain.plan.resolved import exchanges, resolve_formats, resolve_tile
+from xtrain.plan.resolved import exchanges, resolve_formats, resolve_tile, sums_positions
 from xtrain.planner.data.rules import actions_of
 
 
@@ -151,7 +151,10 @@ def _check_actions(spec: Spec, architecture: Architecture, found: Findings) -> N
 
 
 @checks("activation.every", reads="activation.mode activation.every model.layers model.mtp")
-@checks("activation.save", reads="activation.mode activation.save parallel.ep.size {context}")
+@checks(
+    "activation.save",
+    reads="activation.mode activation.save parallel.ep.size parallel.tp.size parallel.tp.sequence {context}",
+)
 def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     chosen, layers = spec.activation, architecture.layers
     if chosen.mode == "none":
@@ -171,12 +174,23 @@ def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, fo
         message = "selective recomputation that keeps nothing is full recomputation"
         hint = "use save [matmul], or write `activation full`"
         found.fail("activation.save", "X418", "activation.save", message, hint)
-    elif "all_to_all" in chosen.save and "cp" not in layout.unsettled and not exchanges(spec, layout):
-        others = ", ".join(word for word in chosen.save if word != "all_to_all") or "matmul"
-        message = "save names all_to_all, and without ep or ulysses there is none"
+    elif absent := _absent(spec, layout, chosen.save):
+        (word, needs), *_ = absent.items()
+        others = ", ".join(each for each in chosen.save if each not in absent) or "matmul"
+        message = f"save names {word}, and without {needs} there is none"
         found.fail("activation.save", "X418", "activation.save", message, f"use save [{others}]")
     else:
         found.passed("activation.save", f"{', '.join(chosen.save)} are kept")
+
+
+def _absent(spec: Spec, layout: Layout, save: Sequence[str]) -> dict[str, str]:
+    """Return the words of `save` whose operation no block has, each with what it needs."""
+    found: dict[str, str] = {}
+    if "all_to_all" in save and "cp" not in layout.unsettled and not exchanges(spec, layout):
+        found["all_to_all"] = "ep or ulysses"
+    if "reduce_scatter" in save and not sums_positions(spec, layout):
+        found["reduce_scatter"] = "tp { sequence = true }"
+    return found
 
 
 @checks("activation.tile_mlp", reads="activation.tile_mlp model.* batch.micro batch.sequence {context}")

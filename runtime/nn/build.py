@@ -4,11 +4,11 @@ The model is compared with the plan's inventory name by name. Then follow frozen
 temperature, fp8, recomputation, tiles and compilation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 
 from xtrain.dsl.schema.adapters import TaskAdapters
@@ -336,12 +336,26 @@ class _Tiled:
 
 
 @op("setup.compile", traced=False)
-def compile_blocks(model: ModelParts, rank: Rank, mode: str, pattern: str, matches: list[int]) -> None:
+def compile_blocks(
+    model: ModelParts, rank: Rank, mode: str, pattern: str, matches: list[int], cuda: Sequence[str] = ()
+) -> None:
     """Compile every block in place, so that no name changes; shapes are fixed, as those of packed rows are.
 
     In a block with experts no shape is fixed: its other parts are compiled one by one. The same applies to a block with
     layers that compute some positions at a time; of these layers the computation of a piece is compiled.
+
+    cuda: parts of the model that are compiled on CUDA alone: `loss`, of a piece of logits; `experts`, their activation
+    and their sum, for any number of rows.
     """
+    if rank.device.type != "cuda":
+        cuda = ()
+    if "loss" in cuda:
+        for part in model.parts:
+            part.head = evolve(part.head, compiled=True)
+    for module in model.modules() if "experts" in cuda else ():
+        if isinstance(module, MoE):
+            module.experts.gated = torch.compile(module.experts.gated, dynamic=True, mode=mode)
+            module.combine = torch.compile(module.combine, dynamic=True, mode=mode)
     for _, block in matching(model, pattern, matches, rank):
         assert isinstance(block, DecoderBlock)
         if not block.routes and not block.tiled:

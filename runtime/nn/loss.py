@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from xtrain.dsl.user_parts.kinds import LOGPROB
-from xtrain.plan.mesh import piece
+from xtrain.plan.mesh import piece, tokens_in
 from xtrain.runtime.base.collectives import all_gather, all_reduce
 from xtrain.runtime.nn.axes import TensorAxis
 from xtrain.runtime.nn.head_product import HeadFactors, HeadProduct, product_of
@@ -89,7 +89,7 @@ class Head:
     memory at once. vocabulary: its whole size, of which `tensor`, if any, cuts a piece for each rank. cap: logits l
     become cap · tanh(l / cap) (Gemma 2, arXiv 2408.00118); None: unchanged. twice: the backward may run twice, as in a
     pipeline that computes gradients of inputs and weights separately. temperature: divisor of the logits, after the
-    cap.
+    cap. compiled: the losses and gradients of a piece are compiled, see `compiled_piece`.
     """
 
     vocabulary: int
@@ -100,6 +100,7 @@ class Head:
     twice: bool = False
     cap: float | None = None
     temperature: float = 1.0
+    compiled: bool = False
 
     @property
     def first(self) -> int:
@@ -119,7 +120,7 @@ class Head:
     def at_once(self, models: int) -> int:
         """Return the number of tokens whose logits of `models` models may be in memory at once."""
         alive = self.widest if self.tensor is None or self.tensor.loss else self.vocabulary
-        return max(1, self.chunk_bytes // (4 * alive * models))
+        return tokens_in(self.chunk_bytes, alive * models, whole=self.compiled)
 
 
 def token_losses(
@@ -258,6 +259,42 @@ def statistics_of(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[
     return Statistics(lse_T, label_T, mean_T, entropy_T, softmax_TV, logprob_TV, position_T, own_T)
 
 
+def compiled_piece(z_weight: float, temperature: float, exact: torch.dtype, *, slopes: bool) -> Callable[..., Any]:
+    """Return the function of a piece of logits [t, V] and its labels [t]: cross-entropy and z-loss of each token, the
+    objective and, with `slopes`, its gradient in the logits' format.
+
+    Compiled it is two kernels, which read a bf16 logit three times and write its gradient: 8 bytes a logit, where
+    separate operations move about 60. For logits of the whole vocabulary on one rank, without a cap.
+    """
+    key = (z_weight, temperature, exact, slopes)
+    if key not in _PIECES:
+        _PIECES[key] = torch.compile(_piece(*key))
+    return _PIECES[key]
+
+
+_PIECES: dict[tuple[float, float, torch.dtype, bool], Callable[..., Any]] = {}
+
+
+def _piece(z_weight: float, temperature: float, exact: torch.dtype, slopes: bool) -> Callable[..., Any]:
+    def piece_of(logits_tV: Tensor, labels_t: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        valid_t = labels_t != IGNORE
+        exact_tV = logits_tV.to(exact)
+        if temperature != 1:
+            exact_tV = exact_tV / temperature
+        lse_t = torch.logsumexp(exact_tV, dim=-1)
+        label_t = exact_tV.gather(1, torch.where(valid_t, labels_t, 0)[:, None])[:, 0]
+        loss_t = (lse_t - label_t) * valid_t
+        objective = loss_t.sum() + z_weight * (lse_t.square() * valid_t).sum()
+        if not slopes:
+            return loss_t, objective, None
+        own_tV = torch.arange(logits_tV.shape[1], device=labels_t.device) == labels_t[:, None]  # none for IGNORE
+        factor_t = valid_t * (1 + 2 * z_weight * lse_t)
+        grad_tV = (exact_tV - lse_t[:, None]).exp() * factor_t[:, None] - own_tV.to(exact)
+        return loss_t, objective, (grad_tV / temperature).to(logits_tV.dtype)
+
+    return piece_of
+
+
 def _minimised(term: Term, stats: Statistics, valid_T: Tensor, columns: dict[str, Tensor]) -> TermValues:
     """Return the term's values, all 0 for invalid tokens. For these the function gets arbitrary log-probabilities and
     columns of 0; its results are ignored."""
@@ -320,14 +357,26 @@ class _ChunkedLoss(torch.autograd.Function):
         objective = torch.zeros((), dtype=exact, device=hidden_TD.device)
         cross_entropy = torch.zeros_like(objective)
         each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
-        grads = product.gradients(exact, head.temperature)
         term = head.term
+        # Fused where each rank has all logits of a token, and nothing else is read from them.
+        fused = head.compiled and term is None and head.tensor is None and head.cap is None
+        grads = product.gradients(exact, 1.0 if fused else head.temperature)
         assert term is None or isinstance(term, Term)
         metrics_M = torch.zeros(0 if term is None else len(term.metrics), dtype=exact, device=hidden_TD.device)
         reads = () if term is None else term.reads
         for first in range(0, labels_T.numel(), head.chunk):
             part = slice(first, first + head.chunk)
             labels_t = labels_T[part]
+            if fused:
+                of_piece = compiled_piece(head.z_weight, head.temperature, exact, slopes=any(needs))
+                loss_t, loss, grad_tV = of_piece(product.logits(part), labels_t)
+                if each_T is not None:
+                    each_T[part] = loss_t
+                cross_entropy += loss_t.sum()
+                objective += loss
+                if grad_tV is not None:
+                    grad_tV = grads.add(part, grad_tV)
+                continue
             valid_t = (labels_t != IGNORE).to(exact)
             logits_tV = product.logits(part).to(exact)
             slope_tV = cap_logits(logits_tV, head, slope=any(needs))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -28,15 +28,14 @@ class ExpertWeights:
 
     matrices: of gate, up and down, [E, D, F], [E, D, F] and [E, F, D], the last dim being the output. biases: one of
     each, [E, F], [E, F] and [E, D], or none. quantised: storage of each quantized matrix, with the fp32 numbers of its
-    scales. added: adapters of each of the three products, one per task. limit, alpha: see `ExpertsLayer`.
+    scales. added: adapters of each of the three products, one per task. gated: see `Experts`.
     """
 
     matrices: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...] = (None, None, None)
     quantised: tuple[tuple[QuantisedMatrix, Tensor | None] | None, ...] = (None, None, None)
     added: "tuple[tuple[ExpertAdapter | None, ...], ...]" = ((None,), (None,), (None,))
-    limit: float | None = None
-    alpha: float = 1.0
+    gated: "Callable[[Tensor, Tensor], Tensor]" = field(factory=lambda: gated_by(None, 1.0))
 
 
 Product = Callable[[Tensor], Tensor]
@@ -44,6 +43,9 @@ Stored = tuple[QuantisedMatrix, Tensor | None] | None
 MatrixProduct = Callable[[Tensor, Tensor], Tensor]
 """Rows [N, K] and a stack of matrices [E, K, M], or one of them [K, M] → [N, M]."""
 MATRICES = ("gate_proj", "up_proj", "down_proj")
+# Major CUDA capabilities with kernels of grouped products, and those whose kernels do not write the weight gradients of
+# experts without rows (pytorch #172439).
+GROUPED, LEAVE_GRADIENTS = (9, 10), (10,)
 
 
 @frozen(eq=False)
@@ -89,6 +91,8 @@ class Experts(ExpertStacks):
     def __init__(self, arch: Architecture, layer: ExpertsLayer) -> None:
         super().__init__()
         self.limit, self.alpha = layer.limit, layer.alpha
+        # Hidden values of rows from their gate and up; `setup.compile` compiles it.
+        self.gated = gated_by(self.limit, self.alpha)
         self.quantised: dict[str, QuantisedMatrix] = {}
         self.gate_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
         self.up_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
@@ -117,7 +121,7 @@ class Experts(ExpertStacks):
         beside = tuple(None if each is None else (each, each.beside(self)) for each in stored)
         if (tasks := self._tasks()) is not None:
             added = tuple(tuple(_made(each, name) for each in tasks) for name in MATRICES)
-            weights = ExpertWeights(matrices, biases, beside, added, self.limit, self.alpha)
+            weights = ExpertWeights(matrices, biases, beside, added, self.gated)
             return one_by_one(rows_ND, counts_E, weights, self.routing)
         added = tuple((_made(self.adapters, name),) for name in MATRICES)
         if keys_N is not None:
@@ -126,7 +130,7 @@ class Experts(ExpertStacks):
                 (None if each is None else evolve(each, dropout=drop, keys_N=keys_N),)
                 for (each,), drop in zip(added, drops, strict=True)
             )
-        weights = ExpertWeights(matrices, biases, beside, added, self.limit, self.alpha)
+        weights = ExpertWeights(matrices, biases, beside, added, self.gated)
         shapes = [m.shape if each is None else each.piece for m, each in zip(matrices, stored, strict=True)]
         shapes += [stack.shape for (each,) in added if each is not None for stack in each.stacks]
         return (grouped if can_group(rows_ND, shapes) else one_by_one)(rows_ND, counts_E, weights)
@@ -153,14 +157,26 @@ def _made(adapters: "Adapters", name: str) -> "ExpertAdapter | None":
 
 
 def can_group(rows_ND: Tensor, shapes: Iterable[Sequence[int]]) -> bool:
-    """Return True if one kernel can compute the products of all experts: bf16 on CUDA, strides of whole 16 bytes.
-
-    Hopper only: on Blackwell experts without rows get nonzero weight gradients (pytorch #172439).
-    """
+    """Return True if one kernel can compute the products of all experts: bf16 on CUDA, strides of whole 16 bytes."""
     if device_type(rows_ND) != "cuda" or rows_ND.dtype != torch.bfloat16 or len(rows_ND) == 0:
         return False
     aligned = all(extent % 8 == 0 for shape in shapes for extent in shape[1:])
-    return aligned and capability(rows_ND) == 9
+    return aligned and capability(rows_ND) in GROUPED
+
+
+class _WithoutGradient(torch.autograd.Function):
+    """Matrices of experts, whose gradients are 0 for experts without rows."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix_EKM: Tensor, counts_E: Tensor) -> Tensor:
+        ctx.save_for_backward(counts_E)
+        return matrix_EKM.view_as(matrix_EKM)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (counts_E,) = ctx.saved_tensors
+        return grad_outputs[0].masked_fill((counts_E == 0)[:, None, None], 0), None
 
 
 def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor:
@@ -169,7 +185,11 @@ def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor
     scaled = any(adapter is not None and adapter.shares is not None for (adapter,) in weights.added)
     one_hot_NE = _one_hot(ends_E, rows_ND) if scaled or weights.biases[0] is not None else None
 
+    leaves = device_type(rows_ND) == "cuda" and capability(rows_ND) in LEAVE_GRADIENTS
+
     def multiply(x_NK: Tensor, matrix_EKM: Tensor) -> Tensor:
+        if leaves and matrix_EKM.requires_grad:
+            matrix_EKM = _WithoutGradient.apply(matrix_EKM, counts_E)  # pyright: ignore[reportAssignmentType]
         return F.grouped_mm(x_NK, matrix_EKM, offs=ends_E)
 
     def product(matrix_EKM: Tensor, bias_EM: Tensor | None, stored: Stored, added: ExpertAdapter | None) -> Product:
@@ -287,10 +307,20 @@ def _times(x: Tensor, matrix: Tensor, stored: Stored, multiply: MatrixProduct) -
 
 
 def _swiglu(weights: ExpertWeights, x_ND: Tensor, gate: Product, up: Product, down: Product) -> Tensor:
-    if weights.limit is None:
-        return down(F.silu(gate(x_ND)) * up(x_ND))
-    hidden: Any = _ClampedSwiGLU.apply(gate(x_ND), up(x_ND), weights.limit, weights.alpha)
-    return down(hidden)
+    return down(weights.gated(gate(x_ND), up(x_ND)))
+
+
+def gated_by(limit: float | None, alpha: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the product of activated gates and ups. limit, alpha: see `ExpertsLayer`."""
+    if limit is None:
+        return lambda gate, up: F.silu(gate) * up
+    return lambda gate, up: _ClampedSwiGLU.apply(gate, up, limit, alpha)  # pyright: ignore[reportReturnType]
+
+
+def weighted_sum(out_TKD: Tensor, weights_TK: Tensor, form: torch.dtype) -> Tensor:
+    """Return the sum of a token's experts [T, D], in order of choice and in the router's precision, as `form`."""
+    pairs = zip(out_TKD.unbind(1), weights_TK.unbind(1), strict=True)
+    return sum((out_TD * weight_T[:, None] for out_TD, weight_T in pairs), start=out_TKD.new_zeros(())).to(form)
 
 
 class _ClampedSwiGLU(torch.autograd.Function):
@@ -332,6 +362,7 @@ class MoE(HasKeys):
     def __init__(self, arch: Architecture, axes: Axes, rows: int, layer: ExpertsLayer) -> None:
         super().__init__()
         self.axes = axes
+        self.combine = weighted_sum  # `setup.compile` compiles it
         self.gate = ExpertRouter(arch, axes, rows, layer)
         self.experts = Experts(arch, layer)
         self.shared_experts = SwiGLU(arch.dim, arch.shared_experts * arch.expert_ffn) if arch.shared_experts else None
@@ -381,10 +412,7 @@ class MoE(HasKeys):
 
         beside = meanwhile if self.axes.shared_meanwhile else None
         out_TKD = to_experts(x_TD, chosen_TK, self.experts, places, self.axes.experts, keys_TK, beside)
-        # Summed in order of choice and in the router's precision.
-        pairs = zip(out_TKD.unbind(1), routing.weights_TK.unbind(1), strict=True)
-        out_TD = sum((out_TD * weight_T[:, None] for out_TD, weight_T in pairs), start=x_TD.new_zeros(()))
-        out_BSD = out_TD.to(x_BSD.dtype).view_as(x_BSD)
+        out_BSD = self.combine(out_TKD, routing.weights_TK, x_BSD.dtype).view_as(x_BSD)
         for more_BSD in shared or self._shared(x_BSD):
             out_BSD = out_BSD + more_BSD
         return out_BSD if routing.loss is None else attach(out_BSD, routing.loss)

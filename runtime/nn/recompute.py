@@ -35,6 +35,7 @@ SAVED: Mapping[str, tuple[Any, ...]] = {
         torch.ops.higher_order.flex_attention,
     ),
     "all_to_all": (torch.ops._c10d_functional.all_to_all_single.default,),
+    "reduce_scatter": (torch.ops._c10d_functional.reduce_scatter_tensor.default,),
 }
 
 _here = threading.local()

@@ -13,6 +13,8 @@ experiment failing {{ budget = 200k steps }}
 cluster h100 {{ nodes = 128, devices = 8, efficiency = 40%{more} }}
 parallel {{ fsdp 1024 }}
 activation full
+precision {{ compute = fp32 }}
+compile {{ mode = none }}
 model llama {{ dim = 4096, layers = 32, heads = 32, kv_heads = 8, ffn = 14336, vocab = 128256 }}
 tokenizer bytes
 dataset made {{ source = synthetic(documents = 10) }}

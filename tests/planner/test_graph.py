@@ -192,6 +192,16 @@ def test_recomputation(make_plan):
     assert on_cpu.node("setup.activation").args["save"] == ["matmul", "attention"]
     compiled = make_plan(activation="activation selective", compile="compile { mode = default }")
     assert compiled.node("setup.activation").args["save"] == ["matmul", "attention"]
+    tensor = {"parallel": "parallel { tp 2, fsdp 2 }", "launch": "launch { device = cpu }"}
+    cut = make_plan(activation="activation selective", **tensor)
+    assert cut.node("setup.activation").args["save"] == ["matmul", "attention", "reduce_scatter"]
+    fewer = make_plan(activation="activation selective { save = [matmul, attention] }", **tensor)
+    sums = [
+        next(t.count for t in plan.estimates.classes[0].traffic if (t.axis, t.op) == ("tp", "reduce_scatter"))
+        for plan in (cut, fewer)
+    ]
+    layers = cut.architecture.layers
+    assert sums[1] - sums[0] == layers * cut.node("setup.loader").args["accumulate"]  # one more in each second run
     whole = make_plan(model=model, activation="activation full")
     assert whole.node("setup.activation").args["save"] == [] and whole.node("setup.activation").args["matches"] == [5]
     assert "setup.routing_replay" not in ids(whole, "setup")  # nothing travels, so nothing can travel elsewhere
@@ -235,9 +245,12 @@ def test_feed_forward_layers_in_pieces(make_plan):
 
 
 def test_compilation(make_plan):
-    assert make_plan(compile="compile").node("setup.compile").args == {
-        "mode": "default", "pattern": "layers.*", "matches": [4],
-    }  # fmt: skip
+    node = {"mode": "default", "pattern": "layers.*", "matches": [4]}
+    assert make_plan(compile="compile").node("setup.compile").args == {**node, "cuda": ["loss"]}
+    cpu = make_plan(compile="compile", launch="launch { device = cpu }").node("setup.compile")
+    assert cpu.args == node and "on cuda" not in cpu.does
+    experts = make_plan(compile="compile", model=MOE, parallel="parallel { tp 2 }").node("setup.compile")
+    assert experts.args["cuda"] == ["experts"] and "sum of experts" in experts.does  # logits are cut over tp
     tuned = make_plan(compile="compile { mode = max_autotune }").node("setup.compile").args["mode"]
     assert tuned == "max-autotune-no-cudagraphs"
     assert "setup.compile" not in ids(make_plan(), "setup")

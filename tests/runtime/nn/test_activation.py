@@ -27,7 +27,7 @@ HOW: dict[str, dict[str, Any]] = {
     "full": {"mode": "full"},
     "selective, matmul": {"mode": "selective", "save": ["matmul"]},
     "selective, attention": {"mode": "selective", "save": ["attention"]},
-    "selective, all": {"mode": "selective", "save": ["matmul", "attention", "all_to_all"]},
+    "selective, all": {"mode": "selective", "save": ["matmul", "attention", "all_to_all", "reduce_scatter"]},
 }
 
 

@@ -1,5 +1,7 @@
 """The chunked loss against the plain one, value and gradients."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,8 +10,9 @@ from packed_rows import T, head, inputs
 from ranks import on_ranks
 
 from xtrain.runtime.base.collectives import shared
+from xtrain.runtime.nn import loss
 from xtrain.runtime.nn.axes import TensorAxis
-from xtrain.runtime.nn.loss import IGNORE, token_losses
+from xtrain.runtime.nn.loss import IGNORE, Head, token_losses
 from xtrain.runtime.nn.loss import whole_logits as whole_logits_of
 
 CASES = [(0.0, None), (0.3, None), (0.3, 1.5)]
@@ -124,3 +127,38 @@ def test_a_backward_that_runs_twice_gives_the_same_gradients():
     first = [grad.clone() for grad in once]
     again = torch.autograd.grad(terms.objective * 0.25, (hidden, weight))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("form", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("z_weight", "temperature"), [(0.0, 1.0), (1e-2, 0.7)])
+def test_a_compiled_piece_is_the_plain_loss(form, z_weight, temperature, monkeypatch):
+    """As Inductor gets it: the operations one after the other."""
+    monkeypatch.setattr(loss, "_PIECES", {})
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition"))
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(11, 8, generator=generator).to(form)
+    weight = torch.randn(19, 8, generator=generator).to(form)
+    labels = torch.randint(0, 19, (11,), generator=generator)
+    labels[::4] = -100
+    found = {}
+    for compiled in (False, True):
+        inputs = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        head = Head(
+            vocabulary=19, z_weight=z_weight, chunk_bytes=4 * 19 * 4, temperature=temperature, compiled=compiled
+        )
+        terms = token_losses(*inputs, labels, head, each=True)
+        terms.objective.backward()
+        with torch.no_grad():
+            plain = token_losses(*inputs, labels, head)
+        assert terms.each_T is not None
+        found[compiled] = [terms.objective, terms.cross_entropy, terms.each_T, plain.objective]
+        found[compiled] += [each.grad for each in inputs]
+    for expected, ours in zip(*found.values(), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12 if form is torch.float64 else 1e-6, atol=1e-6)
+
+
+def test_a_compiled_piece_fills_tiles():
+    sizes = {compiled: Head(vocabulary=1000, z_weight=0.0, chunk_bytes=4_000_000, compiled=compiled).chunk
+             for compiled in (False, True)}  # fmt: skip
+    assert sizes == {False: 1000, True: 896}
+    assert Head(vocabulary=1000, z_weight=0.0, chunk_bytes=400_000, compiled=True).chunk == 100

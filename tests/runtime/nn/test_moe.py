@@ -2,6 +2,7 @@
 
 # shapes: B rows, S positions, D dim, E experts, K experts of a token, T tokens
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,16 @@ from towers import tower
 from xtrain.blocks.feed_forward import ExpertsLayer
 from xtrain.runtime.loop.metrics import RouterMetrics, balance
 from xtrain.runtime.nn.axes import Axes
-from xtrain.runtime.nn.moe import ExpertWeights, MoE, can_group, grouped, one_by_one
+from xtrain.runtime.nn.moe import (
+    ExpertWeights,
+    MoE,
+    _WithoutGradient,
+    can_group,
+    gated_by,
+    grouped,
+    one_by_one,
+    weighted_sum,
+)
 
 ROWS = 5
 
@@ -178,7 +188,7 @@ def test_the_grouped_product_is_the_loop(dtype, biased: bool):
     for product in (grouped, one_by_one):
         generator.manual_seed(0)
         rows, *weights = (torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes)
-        biases = {"biases": tuple(weights[3:]), "limit": 2.0} if biased else {}
+        biases = {"biases": tuple(weights[3:]), "gated": gated_by(2.0, 1.0)} if biased else {}
         out = product(rows, counts_E, ExpertWeights(tuple(weights[:3]), **biases))
         out.float().square().sum().backward()
         results.append([out, rows.grad, *(w.grad for w in weights)])
@@ -290,3 +300,35 @@ def test_layers_without_experts_count_in_no_mean_and_have_no_loads():
 def planned(arch) -> Any:
     """A plan, as far as routers read it."""
     return SimpleNamespace(architecture=arch, node=lambda name: SimpleNamespace(args={"rows": ROWS}))
+
+
+def test_sum_and_activation_of_experts_compile_to_the_same_numbers(monkeypatch):
+    """As Inductor gets them, for any number of rows, in both directions and bit for bit."""
+    torch._dynamo.reset()
+    compiled = partial(torch.compile, backend="aot_eager_decomp_partition", dynamic=True, fullgraph=True)
+    generator = torch.Generator().manual_seed(2)
+    both, gated = compiled(weighted_sum), {limit: gated_by(limit, 1.7) for limit in (None, 0.5)}
+    for rows in (7, 12):
+        out = torch.randn(rows, 3, 8, generator=generator).bfloat16()
+        weights = torch.rand(rows, 3, generator=generator)
+        for plain, ours, inputs in (
+            (lambda *given: weighted_sum(*given, torch.bfloat16), lambda *given: both(*given, torch.bfloat16),
+             (out, weights)),
+            *((gated[limit], compiled(gated[limit]), out.float().unbind(1)[:2]) for limit in gated),
+        ):  # fmt: skip
+            found = []
+            for call in (plain, ours):
+                given = [each.clone().requires_grad_() for each in inputs]
+                result = call(*given)
+                result.float().square().sum().backward()
+                found.append([result, *(each.grad for each in given)])
+            for expected, got in zip(*found, strict=True):
+                torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_experts_without_rows_get_no_gradient():
+    """On Blackwell the kernel leaves what was in memory."""
+    matrix = torch.ones(3, 2, 2, requires_grad=True)
+    out = _WithoutGradient.apply(matrix, torch.tensor([2, 0, 1]))
+    out.backward(torch.full((3, 2, 2), float("nan")).index_fill(0, torch.tensor([0, 2]), 5.0))
+    assert matrix.grad is not None and matrix.grad.sum((1, 2)).tolist() == [20, 0, 20]
