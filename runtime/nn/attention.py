@@ -13,7 +13,7 @@ from attrs import evolve
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
-from torch.nn.attention.flex_attention import AuxRequest
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 from xtrain.blocks.attention import LatentAttentionLayer
 from xtrain.plan.architecture import Architecture
@@ -60,6 +60,12 @@ class AttentionModule(nn.Module):
         super().__init__()
         self.kernel, self.axes, self.scores = kernel, axes, scores
         self.sinks: nn.Parameter | None = None
+        self._one_graph = kernel in (flex, masked)
+
+    @property
+    def compiles(self) -> bool:
+        """True if torch.compile includes its kernel; ring attention and attention document by document run outside."""
+        return self._one_graph and self.axes.ring is None
 
 
 def by_document(
@@ -242,7 +248,9 @@ def flex(
     if isinstance(q_BHSA, FakeTensor):
         out_BHSA, lse_BHS = _stand_in(q_BHSA, k_BKSA, v_BKSA)
     else:
-        attend, _ = _flex_functions(q_BHSA.device.type)
+        # In a compiled block it is part of the block's own graph.
+        inside = torch.compiler.is_compiling()
+        attend: Callable[..., Any] = flex_attention if inside else _flex_functions(q_BHSA.device.type)[0]
         grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
         attended: Any = attend(
             *(q_BHSA, k_BKSA, v_BKSA),
@@ -298,8 +306,6 @@ def _capped(cap: float) -> Callable[..., Tensor]:
 
 @cache
 def _flex_functions(device_type: str) -> tuple[Callable[..., Tensor], Callable]:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
     if device_type != "cuda":
         return flex_attention, create_block_mask  # pyright: ignore[reportReturnType]
     return torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask, dynamic=False)  # pyright: ignore

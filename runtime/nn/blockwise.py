@@ -103,8 +103,10 @@ class BlockLayout:
         if (order == np.arange(filled)).all():
             return cls(rows=rows, order=None, restore=None, batches=tuple(batches), ring=ring)
         device, order_T = packing.document_BS.device, torch.from_numpy(order)
-        restore_T = order_T.argsort().to(device, non_blocking=True)
-        order_T = order_T.to(device, non_blocking=True)
+        restore_T = order_T.argsort()
+        if device.type == "cuda":  # a copy from memory that is not pinned waits for the device
+            order_T, restore_T = order_T.pin_memory(), restore_T.pin_memory()
+        order_T, restore_T = (x.to(device, non_blocking=True) for x in (order_T, restore_T))
         return cls(rows=rows, order=order_T, restore=restore_T, batches=tuple(batches), ring=ring)
 
     def sort(self, x_BHSA: Tensor) -> Tensor:

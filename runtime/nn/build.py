@@ -6,10 +6,12 @@ temperature, fp8, recomputation, tiles and compilation.
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any, Final
 
 import torch
 from attrs import evolve, frozen
 from torch import nn
+from torch._dynamo import config as dynamo
 
 from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.precision import RECIPES
@@ -21,11 +23,12 @@ from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.ops import PlanMismatch, op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.base.user_parts import spec_folder
+from xtrain.runtime.nn.attention import AttentionModule
 from xtrain.runtime.nn.axes import Axes, matching
 from xtrain.runtime.nn.block import DecoderBlock, LayerBlock
 from xtrain.runtime.nn.fused import Fusible
 from xtrain.runtime.nn.head_product import TaskRouting
-from xtrain.runtime.nn.layers import Dropout, DropsInputs, EmbeddingNoise, Linear
+from xtrain.runtime.nn.layers import Dropout, DropsInputs, EmbeddingNoise, Linear, OwnLayer
 from xtrain.runtime.nn.loss import Head
 from xtrain.runtime.nn.moe import MoE
 from xtrain.runtime.nn.number_formats import Fp8Matrix
@@ -335,6 +338,11 @@ class _Tiled:
                 yield name, module
 
 
+# Compiled variants of a block: kinds of layers, rows of one document or several, frozen weights below, evaluations,
+# smaller last batches. Families with windows exceed torch's own limit of 8.
+VARIANTS: Final = 64
+
+
 @op("setup.compile", traced=False)
 def compile_blocks(
     model: ModelParts, rank: Rank, mode: str, pattern: str, matches: list[int], cuda: Sequence[str] = ()
@@ -346,7 +354,11 @@ def compile_blocks(
 
     cuda: parts of the model that are compiled on CUDA alone: `loss`, of a piece of logits; `experts`, their activation
     and their sum, for any number of rows.
+
+    Code of a block that cannot be compiled raises torch's error instead of running uncompiled, except in blocks that
+    leave compiled code on purpose.
     """
+    dynamo.recompile_limit = max(dynamo.recompile_limit, VARIANTS)
     if rank.device.type != "cuda":
         cuda = ()
     if "loss" in cuda:
@@ -358,14 +370,25 @@ def compile_blocks(
             module.combine = torch.compile(module.combine, dynamic=True, mode=mode)
     for _, block in matching(model, pattern, matches, rank):
         assert isinstance(block, DecoderBlock)
+        for module in block.modules():
+            if isinstance(module, Linear) and module.quantised is not None:
+                module.quantised.prepare(rank.device)
+        how: dict[str, Any] = {"dynamic": False, "mode": mode, "fullgraph": _stays_compiled(block)}
         if not block.routes and not block.tiled:
             if isinstance(block.recompute, RecomputeFunction):
                 block.recompute.compiled = True
-            block.compile(dynamic=False, mode=mode)
+            block.compile(**how)
             continue
         for part in block.children():
             for module in (part.shared_experts, part.shared_expert) if isinstance(part, MoE) else (part,):
                 if isinstance(module, TiledModule) and module.positions is not None:
-                    module.of_piece = torch.compile(module.of_piece, dynamic=False, mode=mode)
+                    module.of_piece = torch.compile(module.of_piece, **how)
                 elif module is not None:
-                    module.compile(dynamic=False, mode=mode)
+                    module.compile(**how)
+
+
+def _stays_compiled(block: DecoderBlock) -> bool:
+    """Return True unless the block has attention that runs uncompiled, or a user's function, which may use what torch
+    cannot compile."""
+    attention = (module for module in block.modules() if isinstance(module, AttentionModule))
+    return all(layer.compiles for layer in attention) and not any(isinstance(m, OwnLayer) for m in block.modules())

@@ -239,6 +239,11 @@ def _factor(weight_D: Tensor, plus_one: bool) -> Tensor:
     return 1 + _exact(weight_D) if plus_one else _exact(weight_D)
 
 
+def _has_kernel(x: Tensor) -> bool:
+    """Return True if torch has a fused kernel for the norm of x."""
+    return x.is_cuda
+
+
 def _normed(x: Tensor, exact_D: Tensor, eps: float, group: ProcessGroup | None, fused: bool) -> tuple[Tensor, Tensor]:
     """Return the product, and 1 / rms of every row."""
     exact = _exact(x)
@@ -248,7 +253,7 @@ def _normed(x: Tensor, exact_D: Tensor, eps: float, group: ProcessGroup | None, 
         out = (exact * inverse).mul_(exact_D)
     elif fused:
         out, inverse = fused_norm(exact, exact_D, eps)
-    elif x.is_cuda:
+    elif _has_kernel(x):
         out, inverse = ATEN._fused_rms_norm(exact, exact_D.shape, exact_D, eps)
     else:
         inverse = exact.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
@@ -273,7 +278,7 @@ class _RMSNorm(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:2]
         if ctx.fused:
             grads = fused_norm_gradients(grad, exact, inverse, exact_D, wanted)
-        elif x.is_cuda and ctx.group is None:
+        elif _has_kernel(x) and ctx.group is None:
             grads = ATEN._fused_rms_norm_backward(grad, exact, weight_D.shape, inverse, exact_D, wanted)
         else:
             grads = _backward(grad, exact, inverse, exact_D, wanted, ctx.group)

@@ -22,7 +22,7 @@ from xtrain.plan.mesh import piece
 from xtrain.runtime.base.user_parts import UserPart, failures_of
 from xtrain.runtime.nn.axes import Axes, TensorAxis, column_parallel_input, local, row_parallel_output
 from xtrain.runtime.nn.fused import Fusible, normed_and_turned, rms_norm, silu_times
-from xtrain.runtime.nn.number_formats import Fp8Matrix, QuantisedMatrix
+from xtrain.runtime.nn.number_formats import Fp8Matrix, QuantisedMatrix, on_device
 from xtrain.runtime.nn.recompute import TiledModule
 
 
@@ -295,6 +295,18 @@ class SwiGLU(TiledModule, Fusible):
         return None if self.axes is None else self.axes.tensor
 
 
+@frozen
+class _ScaledFrequencies:
+    """Frequencies [A / 2] of scaled angles, which Python computes: copied to a device once, as a copy from the host's
+    memory waits for everything that the device has yet to compute."""
+
+    angles: RotaryAngles
+    dtype: torch.dtype
+
+    def __call__(self) -> Tensor:
+        return torch.tensor(self.angles.rope.frequencies(self.angles.width, self.angles.theta), dtype=self.dtype)
+
+
 @frozen(eq=False)
 class Rotation:
     """Cosine and sine of every position's angles, each [B, 1, S, A]; computed once per forward for all blocks with the
@@ -311,7 +323,7 @@ class Rotation:
         if rope.scaling == "none":
             frequencies = theta ** (-torch.arange(0, width, 2, device=positions_BS.device, dtype=exact) / width)
         else:
-            frequencies = torch.tensor(rope.frequencies(width, theta), device=positions_BS.device, dtype=exact)
+            frequencies = on_device(_ScaledFrequencies(angles, exact), positions_BS)
         angle = positions_BS.to(exact)[:, None, :, None] * frequencies
         angle = torch.cat((angle, angle), dim=-1)
         cos, sin = angle.cos(), angle.sin()

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, Final, NamedTuple
 
 import torch
-from attrs import evolve, frozen
+from attrs import Factory, evolve, frozen
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
@@ -120,7 +120,7 @@ class Fp8Matrix:
             one, other = _over(one, groups[0]), _over(other, groups[1])
         powers = self.recipe.powers_of_two
         first, second = (
-            Scaled(_codes(x, scale := _scale(largest, format, powers), format), scale)
+            _in_codes(x, largest, format, powers)
             for (x, format, _, _), largest in zip(wanted, (one, other), strict=True)
         )
         return first, second
@@ -147,6 +147,11 @@ def _over(largest: Tensor, groups: Sequence[ProcessGroup]) -> Tensor:
 def _scale(largest: Tensor, format: torch.dtype, powers: bool) -> Tensor:
     scale = (torch.finfo(format).max / largest.to(torch.float64).clamp(min=SMALLEST)).to(torch.float32)
     return torch.exp2(torch.floor(torch.log2(scale))) if powers else scale
+
+
+def _in_codes(x: Tensor, largest: Tensor, format: torch.dtype, powers: bool) -> Scaled:
+    scale = _scale(largest, format, powers)
+    return Scaled(_codes(x, scale, format), scale)
 
 
 def _codes(x: Tensor, scale: Tensor, format: torch.dtype) -> Tensor:
@@ -231,6 +236,7 @@ class QuantisedMatrix:
 
     shape: of the whole. piece: of the part that a rank computes with, before FSDP shards it; first: its first indices.
     scales: name of the module's buffer with the fp32 numbers of the scales, whole on every rank; empty without one.
+    codes: the module with `encode`, `decode` and `table` of its base; imported here, as compiled code cannot import.
     """
 
     base: Base
@@ -238,15 +244,16 @@ class QuantisedMatrix:
     piece: tuple[int, ...]
     first: tuple[int, ...]
     scales: str
+    codes: Any = Factory(lambda self: importlib.import_module(self.base.torch_module()), takes_self=True)
 
     def beside(self, module: nn.Module) -> Tensor | None:
         """Return the module's fp32 numbers of the scales."""
         return module.get_buffer(self.scales) if self.scales else None
 
-    @property
-    def codes(self) -> Any:
-        """The module with `encode`, `decode` and `table` of its base."""
-        return importlib.import_module(self.base.torch_module())
+    def prepare(self, device: torch.device) -> None:
+        """Make the tables on a device, which recomputed compiled code may not."""
+        for make in (self.codes.table, *((dynamic_levels,) if self.base.double else ())):
+            on_device(make, torch.empty(0, device=device))
 
     def expert(self, number: int) -> "QuantisedMatrix":
         """Return the storage of one matrix of the stack, numbered among this rank's."""

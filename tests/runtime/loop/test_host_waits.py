@@ -6,9 +6,12 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 
+from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.schema.setting import settings_of
 from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.loop.agreement import beside
 from xtrain.runtime.loop.executor import Executor
@@ -19,6 +22,19 @@ MODELS = {
     "experts": "qwen3_moe { dim = 16, layers = 2, heads = 2, experts = 4, experts_per_token = 2, expert_ffn = 8, "
     "router { aux_loss = 0.1, bias_speed = 0.01 } }",
 }
+SMALL = {
+    "dim": 32,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 32,
+    "experts": 4,
+    "experts_per_token": 2,
+    "expert_ffn": 8,
+    "window": 16,
+}
+SCALED = "rope { scaling = yarn, factor = 4, original = 64 }"
+QUICK = ("llama", "gpt_oss")
 ROOT = Path(sys.modules["xtrain"].__file__ or "").parent
 # What passes a question on.
 THROUGH = ("runtime/base/device.py",)
@@ -32,8 +48,16 @@ OF_HOST = {
 
 
 def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
-    """Counts (file of xtrain, what it asks) from now on, of this thread."""
-    found, mine = Counter[tuple[str, str]](), threading.get_ident()
+    """Counts (file of xtrain, what it asks) from now on, of this thread: numbers of tensors, and tensors of numbers,
+    which on a GPU are copied while the host waits."""
+    found, mine, make = Counter[tuple[str, str]](), threading.get_ident(), torch.tensor
+
+    def made(*args, device=None, **kwargs):
+        if device is not None and threading.get_ident() == mine and (file := _caller()):
+            found[file, "tensor"] += 1
+        return make(*args, device=device, **kwargs)
+
+    monkeypatch.setattr(torch, "tensor", made)
 
     def counting(name: str):
         real = getattr(torch.Tensor, name)
@@ -64,7 +88,7 @@ def _caller() -> str:
 def asked_in(folder: Path, steps: int, model: str, clip: str, monkeypatch: pytest.MonkeyPatch) -> Counter:
     settings = [f"experiment.budget={steps} steps", f"optimizer.clip={clip}", "launch.device=cpu"]
     path = folder / f"{steps}.xtrain"
-    path.write_text(SPEC.format(model=MODELS[model]))
+    path.write_text(SPEC.format(model=model))
     plan = plan_from_spec(path, settings).plan
     assert plan is not None
     with monkeypatch.context() as patch:
@@ -85,12 +109,31 @@ checkpoint {{ enabled = false }}
 """
 
 
+def asked_each_step(folder: Path, model: str, clip: str, monkeypatch: pytest.MonkeyPatch) -> dict:
+    """Times a step, by file and by what is asked."""
+    more, fewer = (asked_in(folder, steps, model, clip, monkeypatch) for steps in (6, 3))
+    return {key: (more[key] - fewer[key]) / 3 for key in more | fewer if more[key] != fewer[key] and key not in OF_CPU}
+
+
+@pytest.mark.parametrize("family", [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAMILIES])
+def test_no_family_asks_more(family, tmp_path, monkeypatch):
+    """Not for its rotation, scaled if it can be, and for its router not more than which rows experts have."""
+    monkeypatch.chdir(tmp_path)
+    known = settings_of(FAMILIES[family])
+    given = {name: meta.example for name, (a, meta) in known.items() if a.default is attrs.NOTHING}
+    given |= {name: value for name, value in SMALL.items() if name in known}
+    model = f"{family} {{ {', '.join(f'{name} = {value}' for name, value in given.items())}, {SCALED} }}"
+    each = asked_each_step(tmp_path, model, "1.0", monkeypatch)
+    of_blocks = {key for key in each if key[0].startswith(("runtime/nn/", "components/"))} - set(OF_HOST)
+    assert of_blocks <= {("runtime/nn/gradients.py", "tolist"), ("runtime/nn/moe.py", "tolist")}
+    assert ("runtime/nn/moe.py", "tolist") not in of_blocks or "experts" in known
+
+
 @pytest.mark.parametrize("clip", ["1.0", "none"])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_asks_its_device_once(model, clip, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    more, fewer = (asked_in(tmp_path, steps, model, clip, monkeypatch) for steps in (6, 3))
-    each = {key: (more[key] - fewer[key]) / 3 for key in more | fewer if more[key] != fewer[key] and key not in OF_CPU}
+    each = asked_each_step(tmp_path, MODELS[model], clip, monkeypatch)
     expected = {
         **{key: 2 * count for key, count in OF_HOST.items()},
         ("runtime/nn/gradients.py", "tolist"): 1,  # norm and loss, before the update
