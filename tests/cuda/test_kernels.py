@@ -1,0 +1,49 @@
+"""Kernels that Inductor writes for a block on an H200, and the bytes that they move: counts that may only fall."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+from cuda_code import spilled
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytest.importorskip("triton")
+# Case of benchmarks/cuda_counts.py → (Triton kernels, products, bytes a token) of the forward, and of the backward.
+MOST = {
+    "bf16, selective": ((6, 7, 181_260), (14, 14, 432_800)),
+    "bf16, full": ((7, 7, 197_650), (17, 20, 473_800)),
+    "fp8, selective": ((0, 0, 0), (0, 0, 0)),
+}
+SPILLED = 512  # bytes a thread: flex's backward spills 360
+
+
+@pytest.fixture(scope="module")
+def counts():
+    folder = str(Path(__file__).parents[2] / "benchmarks")
+    sys.path.insert(0, folder)
+    try:
+        yield importlib.import_module("cuda_counts")
+    finally:
+        sys.path.remove(folder)
+        sys.modules.pop("cuda_counts", None)
+
+
+@pytest.mark.parametrize("case", MOST)
+def test_no_kernel_and_no_byte_is_added(case, counts, tmp_path):
+    graphs = counts.graphs(counts.CASES[case])
+    for graph, (kernels, products, moved) in zip(graphs, MOST[case], strict=True):
+        assert graph.calls["flex"] in (1, 2)  # once more where attention is recomputed
+        assert graph.calls["triton"] <= kernels
+        assert graph.calls["mm"] + graph.calls["_scaled_mm"] <= products
+        assert graph.moved / counts.TOKENS <= moved
+    for capability in (90, 100):
+        for name, source in (graphs[0].sources | graphs[1].sources).items():
+            assert spilled(source, tmp_path, capability) <= SPILLED, (name, capability)
+
+
+def test_the_goal_is_in_reach(counts):
+    """The prediction of docs/performance.md."""
+    case = "bf16, selective"
+    found = counts.predicted(case, *counts.graphs(counts.CASES[case]), counts.loss_bytes(), counts.norm_bytes())
+    assert found["predicted_tokens_per_second"] > 12_000
