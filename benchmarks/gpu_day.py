@@ -1,28 +1,34 @@
-"""Everything worth knowing about xtrain on one GPU, in one command, in the order of what matters most.
+"""Everything worth knowing about xtrain on one GPU, in two commands, in the order of what matters most.
 
-    python benchmarks/gpu_day.py                            # 13 minutes on one GPU
-    python benchmarks/gpu_day.py --parts right fast         # some parts, in this order
-    python benchmarks/gpu_day.py --dry                      # each part at toy size on the CPU
+    python benchmarks/gpu_day.py first                      # 9 minutes on one GPU
+    python benchmarks/gpu_day.py second                     # 4 minutes
+    python benchmarks/gpu_day.py first --parts goal fp8     # some parts, in this order
+    python benchmarks/gpu_day.py all --dry                  # each part at toy size on the CPU, 5 minutes
 
 Nothing is downloaded. Parts follow each other in this order; what no time is left for is noted as skipped.
 
     part       seconds  limit  asks
-    features        90     60  does each feature that one device can show train (one process)
-    right          110    120  does a run follow the CPU's from the same weights; is a resumed run the unbroken one
-    attention       60     40  kernels over packed rows, varlen where torch has it: how fast, how exact (one process)
-    fast           190    180  8 billion parameters with full recomputation, and 1 billion, compiled: tokens a second
-                               beside a loop over the same kernels, memory beside the plan's, three steps traced
-    memory          60     45  memory by category and its peak beside the plan's, of several layouts (one process)
-    breaks          90     60  a loss that is not finite, a full disk, too little memory, Ctrl-C, SIGKILL
-    peer            40     60  transformers' model at 1 billion (one process)
-    kernels         60     40  the head, experts, NF4, 8-bit states, Muon's matrices apart (a process each)
-    more           250    180  the models of `fast` with other recomputation, and not compiled
-    tests          120    200  do the tests that need a GPU pass
+    first
+      smoke         40     40  do runs work: not compiled, compiled, selective, experts, fp8 (one process)
+      goal         150    150  8 billion parameters, selective recomputation, 4 rows x 2: tokens a second beside a loop
+                               over the same kernels, memory beside the plan's, three steps traced
+      full          90     90  the same with full recomputation, as other trainers publish it
+      fp8           90     90  the same as `goal`, in fp8 with a scale a row
+      attention     60     40  kernels at 32 heads of 128 on 8, rows of one document and of several apart; products
+      updates       60     40  the head, updates of 8 bits, Muon's matrices
+    second
+      right         90     90  does a run follow the CPU's from the same weights; is a resumed run the unbroken one
+      breaks        50     40  a loss that is not finite, a full disk, too little memory, Ctrl-C, SIGKILL
+      tests         40     60  do the tests that need a GPU pass
+      memory        60     30  memory by category and its peak beside the plan's, of six layouts (one process)
+    more                       features, experts and NF4 apart, transformers' model, `goal` with several documents a row
+                               and not compiled: where time is left
 
-`seconds` is an estimate of the part, `limit` that of each trial in it.
+`seconds` is an estimate of the part, `limit` that of each trial in it. Rows of a figure are all of one kind: a document
+each, unless its name says otherwise. Graph breaks and recompiles of what is compiled stand beside each figure.
 
 Every figure is written to --out as soon as it is there, so that who is cut off loses nothing. A trial that fails or
-takes too long is noted with the end of what it has said, and the next one begins. `fast` leaves its traces beside
+takes too long is noted with the end of what it has said, and the next one begins. `goal` leaves its trace beside
 --out. With --dry limits are six times as long. `docs/performance.md` says how to read the figures.
 """
 
@@ -30,6 +36,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -37,6 +44,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import tomllib
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -138,12 +146,38 @@ def metrics(folder: Path, run: str = "*") -> list[dict[str, Any]]:
 # ---- parts
 
 
-def features(day: Day) -> None:
-    day.pieces("features", 60, "features")
+def smoke(day: Day) -> None:
+    day.pieces("smoke", 40, "smoke")
+
+
+def goal(day: Day) -> None:
+    of_cases(day, "goal", [("8b", "selective", "default", BF16_ALONE, "single")], 150, trace=True)
+
+
+def full(day: Day) -> None:
+    of_cases(day, "full", [("8b", "full", "default", BF16_ALONE, "single")], 90)
+
+
+def fp8(day: Day) -> None:
+    of_cases(day, "fp8", [("8b", "selective", "default", FP8, "single")], 90)
+
+
+def updates(day: Day) -> None:
+    day.pieces("updates", 40, "head", "optimizers", "orthogonal")
+
+
+def more(day: Day) -> None:
+    cases = [
+        ("8b", "selective", "default", BF16_ALONE, "packed"),
+        ("8b", "selective", "none", BF16_ALONE, "single"),
+        ("1b", "none", "default", BF16_ALONE, "single"),
+    ]
+    of_cases(day, "more", cases, 120)
+    day.pieces("more", 60, "features", "experts", "nf4", "transformers")
 
 
 def right(day: Day) -> None:
-    day.pieces("right", 120, "beside_the_cpu")
+    day.pieces("right", 90, "beside_the_cpu")
 
     def resumed(limit: float) -> dict[str, Any]:
         """Beside an unbroken run; and that one beside itself, which `deterministic` must make the same."""
@@ -161,19 +195,15 @@ def right(day: Day) -> None:
         whole = curves["whole"]
         return {"bit_for_bit": curves["parts"] == whole, "repeats": curves["again"] == whole, "steps": len(whole)}
 
-    day.trial("right", "resumed", 120, resumed)
+    day.trial("right", "resumed", 90, resumed)
 
 
 def attention(day: Day) -> None:
-    day.pieces("attention", 40, "attention")
-
-
-def fast(day: Day) -> None:
-    of_cases(day, "fast", [("8b", "full", "default"), ("1b", "none", "default")], trace=True)
+    day.pieces("attention", 40, "products", "attention")
 
 
 def memory(day: Day) -> None:
-    day.pieces("memory", 45, "memory")
+    day.pieces("memory", 30, "memory")
 
 
 def breaks(day: Day) -> None:
@@ -184,23 +214,10 @@ def breaks(day: Day) -> None:
     if not day.dry:  # a CPU's memory is not ours to fill
         cases.append(("a model that does not fit", TOO_LARGE, BF16, None))
     for name, *case in cases:
-        day.trial("breaks", name, 60, lambda limit, case=case: fails(day, limit, *case))
+        day.trial("breaks", name, 40, lambda limit, case=case: fails(day, limit, *case))
     for kind in (signal.SIGINT, signal.SIGKILL):
         name = f"{kind.name}, and the same command again"
-        day.trial("breaks", name, 60, lambda limit, kind=kind: signalled(day, limit, kind))
-
-
-def peer(day: Day) -> None:
-    day.pieces("peer", 60, "transformers")
-
-
-def kernels(day: Day) -> None:
-    day.pieces("kernels", 40, "head", "experts", "nf4", "optimizers", "orthogonal")
-
-
-def more(day: Day) -> None:
-    cases = [("8b", "selective", "default"), ("1b", "none", "none"), ("1b", "full", "default"), ("8b", "full", "none")]
-    of_cases(day, "more", cases, trace=False)
+        day.trial("breaks", name, 40, lambda limit, kind=kind: signalled(day, limit, kind))
 
 
 def tests(day: Day) -> None:
@@ -217,25 +234,35 @@ def tests(day: Day) -> None:
             raise Failed(f"exit code {code}\n{text[-TAIL:]}")
         return {"said": text[-400:]} if code == 0 else {"failed": f"not done within {limit:.0f} s\n{text[-TAIL:]}"}
 
-    day.trial("tests", "pytest -m gpu", 200, work)
+    day.trial("tests", "pytest -m gpu", 60, work)
 
 
 # ---- trials
 
 
-def of_cases(day: Day, part: str, cases: list[tuple[str, str, str]], *, trace: bool) -> None:
-    """Runs of one_device.py: (shape, recomputation, compile)."""
-    for shape, activation, mode in cases:
+BF16_ALONE, FP8 = "bf16", "bf16, compute = fp8 { recipe = rowwise }"
+
+
+def of_cases(
+    day: Day, part: str, cases: list[tuple[str, str, str, str, str]], limit: float, *, trace: bool = False
+) -> None:
+    """Runs of one_device.py: (shape, recomputation, compile, number formats, rows)."""
+    for shape, activation, mode, params, rows in cases:
         command = [sys.executable, str(HERE / "one_device.py"), "--device", day.device, *day.cluster]
-        command += ["--activation", activation]
+        command += ["--activation", activation, "--params", params, "--rows", rows]
         if day.dry:
             command += ["--shape", "tiny", "--compile", "none", "--steps", "1", "--turns", "1", "--sequence", "64"]
+            command += ["--accumulate", "2"]
         else:
-            command += ["--shape", shape, "--compile", mode, "--steps", "5", "--turns", "3"]
+            # At 8b a turn is 4 x 2 rows of 4,096 tokens twice: steps of 32,768 tokens, as published figures have.
+            sizes = ("4", "2", "2", "2") if shape == "8b" else ("4", "1", "5", "3")
+            names = ("--micro", "--accumulate", "--steps", "--turns")
+            command += ["--shape", shape, "--compile", mode]
+            command += [each for pair in zip(names, sizes, strict=True) for each in pair]
         if trace:
             command += ["--profile", str(day.out.resolve().with_name(f"{day.out.stem}-{shape}.trace.json"))]
-        name = f"{shape}, recomputation {activation}, compile {mode}"
-        day.trial(part, name, 180, lambda limit, command=command: figures(command, limit))
+        name = f"{shape}, recomputation {activation}, {'fp8' if params == FP8 else 'bf16'}, {rows}, compile {mode}"
+        day.trial(part, name, limit, lambda limit, command=command: figures(command, limit))
     if text := calibrated(day):
         day.note("calibration", "cluster", text)
 
@@ -265,7 +292,7 @@ def calibrated(day: Day) -> str:
     """What was measured as a block of a spec, of the compiled runs; empty where there is nothing yet."""
     trials = [
         trial
-        for part in ("fast", "more")
+        for part in ("goal", "full", "more")
         for name, trial in day.found.get(part, {}).items()
         if name.endswith("default") and isinstance(trial, dict)
     ]
@@ -326,9 +353,25 @@ def signalled(day: Day, limit: float, kind: signal.Signals) -> dict[str, Any]:
     return {"exit_code": code, "every_step_once": found == [*range(1, steps + 1)]}
 
 
-PARTS: dict[str, Callable[[Day], None]] = {
-    each.__name__: each for each in (features, right, attention, fast, memory, breaks, peer, kernels, more, tests)
+COMMANDS: dict[str, tuple[Callable[[Day], None], ...]] = {
+    "first": (smoke, goal, full, fp8, attention, updates),
+    "second": (right, breaks, tests, memory),
 }
+MINUTES = {"first": 9.0, "second": 4.0, "all": 13.0}
+PARTS = {each.__name__: each for each in (*COMMANDS["first"], *COMMANDS["second"], more)}
+
+
+def missing() -> list[str]:
+    """The packages that xtrain needs and this machine lacks, whose wheels must be brought along."""
+    wanted = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]["dependencies"]
+    found = []
+    for requirement in wanted:
+        name = re.split(r"[<>=!~ ;\[]", requirement)[0]
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found.append(requirement)
+    return found
 
 
 def machine(dry: bool) -> tuple[dict[str, Any], list[str]]:
@@ -359,12 +402,19 @@ def machine(dry: bool) -> tuple[dict[str, Any], list[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("command", choices=MINUTES)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="instead of those of the command")
     parser.add_argument("--out", type=Path, default=Path("gpu_day.json"))
-    parser.add_argument("--minutes", type=float, default=13, help="all has ended after so many")
+    parser.add_argument("--minutes", type=float, help="all has ended after so many: 9, 4, or 13 of both")
     parser.add_argument("--dry", action="store_true", help="toy sizes on the CPU")
     given = parser.parse_args()
-    day = Day(given.out, given.dry, time.monotonic() + 60 * given.minutes)
+    if lacking := missing():
+        print(f"bring wheels of these packages along: {', '.join(lacking)}", file=sys.stderr)
+        return 2
+    minutes = given.minutes or MINUTES[given.command]
+    day = Day(given.out, given.dry, time.monotonic() + 60 * minutes)
+    both = [each.__name__ for each in (*COMMANDS["first"], *COMMANDS["second"])]
+    usual = [each.__name__ for each in COMMANDS[given.command]] if given.command in COMMANDS else [*both, "more"]
     if not given.dry:
         import torch
 
@@ -373,7 +423,7 @@ def main() -> int:
             return 2
     about, day.cluster = machine(given.dry)
     day.note("about", "machine", about)
-    for part in given.parts:
+    for part in given.parts or usual:
         try:
             PARTS[part](day)
         except Exception:

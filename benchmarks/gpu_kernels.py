@@ -48,63 +48,84 @@ def short(dtype: torch.dtype) -> str:
     return str(dtype).partition(".")[2]
 
 
+def products(device: str, dry: bool) -> Pieces:
+    """TFLOP/s of matrix products alone: those of an 8B block, in bf16 and in fp8 with a scale a row."""
+    tokens, wide, dim = (64, 128, 64) if dry else (16384, 14336, 4096)
+    random = torch.Generator(device).manual_seed(0)
+    shape: dict[str, Any] = {"device": device, "dtype": torch.bfloat16, "generator": random}
+    x, w = torch.randn(tokens, dim, **shape), torch.randn(wide, dim, **shape)
+
+    def of(way: Callable[[], Tensor]) -> dict[str, Any]:
+        ms = timed(way, device, 2 if dry else 20)
+        return {"ms": ms, "tflops": round(2 * tokens * wide * dim / ms / 1e9, 4)}
+
+    def scaled() -> Tensor:
+        one, other = (each.to(torch.float8_e4m3fn) for each in (x, w))
+        by_row, by_column = torch.ones(tokens, 1, device=device), torch.ones(1, wide, device=device)
+        out = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+        return of(lambda: torch._scaled_mm(one, other.t(), scale_a=by_row, scale_b=by_column, **out))  # pyright: ignore
+
+    yield "bf16", lambda: of(lambda: x @ w.t())
+    yield "fp8", (lambda: {"skipped": "CUDA alone has it"}) if device != "cuda" else scaled
+
+
 def attention(device: str, dry: bool) -> Pieces:
-    """Packed rows forward and backward: each kernel beside the one that masks, in fp32."""
-    from xtrain.runtime.nn.attention import KERNELS, with_block_masks
+    """32 heads of 128 on 8 keys, forward and backward, of rows of one document and of rows of several: each kernel
+    beside the one that masks, in fp32."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from xtrain.runtime.nn.attention import KERNELS, causal, with_block_masks
     from xtrain.runtime.nn.attention_blocks import PLAIN
     from xtrain.runtime.nn.batch import DocumentLayout
 
-    rows, sequence = (1, 256) if dry else (2, 4096)
-    cuts = [0, sequence // 3, sequence // 2, *range(sequence, rows * sequence + 1, sequence)]
-    bounds = torch.tensor(cuts, dtype=torch.int32)
-    longest = max(b - a for a, b in pairwise(cuts))
-    layout = DocumentLayout.from_lengths(bounds, rows, sequence, torch.device(device))
+    sequence = 256 if dry else 4096
+    random = torch.Generator(device).manual_seed(0)
+    drawn = [torch.randn(1, heads, sequence, 128, device=device, generator=random) for heads in (32, 8, 8)]
+    given = [each.to(torch.bfloat16).requires_grad_() for each in drawn]
 
-    @cache
-    def masked() -> DocumentLayout:  # once for all layers of a step
-        return with_block_masks(layout, ((PLAIN, False),))
+    def passed(kernel: Callable[..., Tensor], given: list[Tensor] = given) -> list[Tensor]:
+        out = kernel(*given)
+        return [out.detach(), *torch.autograd.grad(out.float().square().sum(), given)]
 
-    def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return KERNELS["flex"](q, k, v, masked())
+    for rows, cuts in (("single", [0, sequence]), ("packed", [0, sequence // 3, sequence // 2, sequence])):
+        bounds = torch.tensor(cuts, dtype=torch.int32)
+        longest = max(b - a for a, b in pairwise(cuts))
+        layout = DocumentLayout.from_lengths(bounds, 1, sequence, torch.device(device))
 
-    def varlen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _varlen(q, k, v, bounds.to(device), longest)
+        @cache
+        def masked(layout: DocumentLayout = layout) -> DocumentLayout:  # once for all layers of a step
+            return with_block_masks(layout, ((PLAIN, True),))
 
-    kernels: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-        "mask": lambda q, k, v: KERNELS["mask"](q, k, v, layout),
-        "documents": lambda q, k, v: KERNELS["documents"](q, k, v, layout),
-        "flex": flex,
-        "varlen": varlen,
-    }
-    for width, dtype in (
-        (128, torch.bfloat16),
-        (64, torch.bfloat16),
-        (128, torch.float32),
-        (64, torch.float32),
-        (256, torch.bfloat16),
-    ):
-        random = torch.Generator(device).manual_seed(0)
-        drawn = [torch.randn(rows, heads, sequence, width, device=device, generator=random) for heads in (8, 2, 2)]
-        given = [each.to(dtype).requires_grad_() for each in drawn]
+        def backend(which: SDPBackend) -> Callable[..., Tensor]:
+            def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                with sdpa_kernel(which):
+                    return causal(q, k, v)
 
-        def passed(kernel: Callable[..., Tensor], given: list[Tensor] = given) -> list[Tensor]:
-            out = kernel(*given)
-            return [out.detach(), *torch.autograd.grad(out.float().square().sum(), given)]
+            return call
 
-        def exact(given: list[Tensor] = given) -> list[Tensor]:
-            return passed(kernels["mask"], [each.detach().float().requires_grad_() for each in given])
+        kernels: dict[str, Callable[..., Tensor]] = {
+            "mask": lambda q, k, v, layout=layout: KERNELS["mask"](q, k, v, layout),
+            "documents": lambda q, k, v, layout=layout: KERNELS["documents"](q, k, v, layout),
+            "flex": lambda q, k, v, masked=masked: KERNELS["flex"](q, k, v, masked()),
+            "varlen": lambda q, k, v, bounds=bounds, longest=longest: _varlen(q, k, v, bounds.to(device), longest),
+        }
+        if rows == "single":
+            kernels |= {"cuDNN": backend(SDPBackend.CUDNN_ATTENTION), "flash": backend(SDPBackend.FLASH_ATTENTION)}
+
+        def exact(kernel: Callable[..., Tensor] = kernels["mask"]) -> list[Tensor]:
+            return passed(kernel, [each.detach().float().requires_grad_() for each in given])
 
         for name, kernel in kernels.items():
-            if (name == "flex" and device != "cuda") or (name == "varlen" and dtype == torch.float32):
+            if device != "cuda" and name in ("flex", "cuDNN", "flash"):
                 continue
 
-            def work(name: str = name, kernel: Callable = kernel, passed: Callable = passed, exact=exact) -> dict:
+            def work(name: str = name, kernel: Callable = kernel, exact: Callable = exact) -> dict[str, Any]:
                 if name == "varlen" and (reason := _no_varlen(device)):
                     return {"skipped": reason}
                 errors = [apart(a, b) for a, b in zip(passed(kernel), exact(), strict=True)]
                 return {"ms": timed(lambda: passed(kernel), device, 2 if dry else 10), "apart": max(errors)}
 
-            yield f"{name}, head {width}, {short(dtype)}", work
+            yield f"{rows}, {name}", work
 
 
 def _no_varlen(device: str) -> str:
@@ -291,5 +312,5 @@ def orthogonal(device: str, dry: bool) -> Pieces:
 
 
 KERNELS: dict[str, Callable[[str, bool], Pieces]] = {
-    each.__name__: each for each in (attention, head, experts, nf4, optimizers, orthogonal)
+    each.__name__: each for each in (products, attention, head, experts, nf4, optimizers, orthogonal)
 }

@@ -19,7 +19,7 @@ from typing import Any
 
 import gpu_kernels
 import torch
-from gpu_specs import BF16, DENSE, FEATURES, FP32, spec_text
+from gpu_specs import BF16, DENSE, FEATURES, FP32, SMOKE, spec_text
 
 Piece = Callable[[str, bool], Iterator[tuple[str, Callable[[], dict[str, Any]]]]]
 
@@ -43,9 +43,25 @@ def trained(
     return [record for record in records if "loss" in record]
 
 
+def smoke(device: str, dry: bool) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """What must work before anything else is worth a look."""
+    # Compiling for a CPU would take minutes, and says nothing of a GPU.
+    specs = {name: (model, more.replace("mode = default", "mode = none")) for name, (model, more) in SMOKE.items()}
+    return _train(specs if dry else SMOKE, device, dry)
+
+
 def features(device: str, dry: bool) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Each feature that one device can show trains: its first and its last loss."""
-    for name, (model, more) in FEATURES.items():
+    """Each feature that one device can show trains."""
+    return _train({name: spec for name, spec in FEATURES.items() if not (dry and name == "compiled")}, device, dry)
+
+
+def _train(
+    specs: dict[str, tuple[str, str]], device: str, dry: bool
+) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """The first and the last loss of a run of each, and how often compiled code was left or compiled again."""
+    import one_device
+
+    for name, (model, more) in specs.items():
 
         def work(model: str = model, more: str = more) -> dict[str, Any]:
             with tempfile.TemporaryDirectory() as made:
@@ -53,7 +69,8 @@ def features(device: str, dry: bool) -> Iterator[tuple[str, Callable[[], dict[st
                 rows = trained(Path(made), "run", model, more, steps=steps, sequence=sequence, device=device)
             first, last = rows[0]["loss"], rows[-1]["loss"]
             memory = rows[-1]["memory_bytes"] >> 20
-            return {"losses": [first, last], "falls": last < first, "memory_mib": memory}
+            counts = one_device.compiling()
+            return {"losses": [first, last], "falls": last < first, "memory_mib": memory, **counts}
 
         yield name, work
 
@@ -87,11 +104,10 @@ def beside_the_cpu(device: str, dry: bool) -> Iterator[tuple[str, Callable[[], d
 MACHINES: dict[str, Any] = {}  # those that plans are for, as arguments of one_device.py
 MEMORY: dict[str, dict[str, Any]] = {  # arguments of one_device.py that are not the usual ones
     "1b": {},
-    "1b, recomputation full": {"activation": "full"},
+    "1b, recomputation full, two rows": {"activation": "full", "micro": 2},
     "1b, recomputation selective": {"activation": "selective"},
     "1b, head in pieces of 64 MiB": {"more": "loss cross_entropy { chunk = 64 MiB }"},
     "1b, fp32 parameters, bf16 products": {"params": "fp32, compute = bf16"},
-    "1b, recomputation full, two rows": {"activation": "full", "micro": 2},
     "1b, 8-bit states": {"optimizer": "adamw8bit { lr = 1e-5 }"},
 }
 
@@ -173,7 +189,7 @@ def _transformers(device: str, dry: bool, compiled: bool) -> dict[str, Any]:
     return {"attention": attention, "tokens_per_second": round(sequence / seconds), "peak_gib": peak}
 
 
-PIECES: dict[str, Piece] = {each.__name__: each for each in (features, beside_the_cpu, memory, transformers)}
+PIECES: dict[str, Piece] = {each.__name__: each for each in (smoke, features, beside_the_cpu, memory, transformers)}
 PIECES |= gpu_kernels.KERNELS
 
 
@@ -191,6 +207,8 @@ def found(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def usable(device: str) -> bool:
     """Whether the device still computes, with its memory given back."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch._dynamo.utils.clear_compilation_metrics()
     gc.collect()
     if device == "cuda":
         try:

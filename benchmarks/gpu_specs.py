@@ -48,7 +48,15 @@ FEATURES: Final[dict[str, tuple[str, str]]] = {
         f'{BF16}\non finish eval stdlib {{ batches = 2 }} then generate {{ prompts = ["def "], tokens = 16 }}',
     ),
     "fp8": (DENSE, "precision { params = fp32, compute = fp8 { recipe = rowwise } }"),
-    "recomputed, compiled": (DENSE, f"{BF16}\nactivation selective\ncompile {{ mode = default }}"),
+}
+COMPILED: Final = f"{BF16}\ncompile {{ mode = default }}"
+# What must work before anything else is worth a look.
+SMOKE: Final[dict[str, tuple[str, str]]] = {
+    "not compiled": FEATURES["dense, bf16"],
+    "compiled": FEATURES["compiled"],
+    "selective, compiled": (DENSE, f"{COMPILED}\nactivation selective"),
+    "experts, compiled": (EXPERTS, COMPILED),
+    "fp8, compiled": (DENSE, f"{FEATURES['fp8'][1]}\ncompile {{ mode = default }}"),
 }
 # What is to go wrong, or to be interrupted.
 SAVING: Final = f"{BF16}\nevery 2 steps checkpoint"
@@ -74,4 +82,4 @@ def every_spec() -> dict[str, tuple[str, str]]:
         "beside the CPU": (DENSE, FP32),
         "resumed": (DENSE, f"{BF16}\nevery 3 steps checkpoint"),
     }
-    return FEATURES | broken
+    return FEATURES | SMOKE | broken

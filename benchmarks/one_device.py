@@ -3,11 +3,12 @@
     python benchmarks/one_device.py --shape 1b            # on a CUDA GPU: bf16, compiled blocks, flex attention
     OMP_NUM_THREADS=1 python benchmarks/one_device.py --shape tiny --steps 20 --device cpu
 
-Both sides run in one process, in turns, with the same model, packed rows and fused AdamW; the median of the turns
-counts. Weights are random, and nothing is saved. Prints one JSON line: tokens a second, share of the device's peak,
-memory by category beside the plan's, and the step that the plan has predicted. `efficiency` is that of
-`cluster { efficiency }`: what is computed a second time counts. With --profile FILE three more steps are traced into
-it, and a second line has their ten largest kernels and gaps.
+Both sides run in one process, in turns, with the same model, rows and fused AdamW; the median of the turns counts. Rows
+are all of one kind: with one document each, or with several. Weights are random, and nothing is saved. Prints one JSON
+line: tokens a second, share of the device's peak, memory by category beside the plan's, the step that the plan has
+predicted, graph breaks and recompiles. `efficiency` is that of `cluster { efficiency }`: what is computed a second time
+counts. With --profile FILE three more steps are traced into it, and a second line has their ten largest kernels and
+gaps.
 """
 
 import argparse
@@ -41,8 +42,8 @@ SPEC = """
 experiment device {{ budget = {steps} steps }}
 model llama {{ {shape}, tie_embeddings = {tied} }}
 tokenizer bytes
-dataset stdlib {{ source = python_stdlib(), holdout = 5% }}
-batch {{ sequence = {sequence}, micro = {micro}, rows = {micro} }}
+dataset made {{ source = synthetic(documents = 2000, length = {length}, spread = {spread}) }}
+batch {{ sequence = {sequence}, micro = {micro}, rows = {rows} }}
 optimizer {optimizer}
 precision {{ params = {params} }}
 launch {{ device = {device} }}
@@ -68,7 +69,10 @@ def spec_text(arguments: argparse.Namespace) -> str:
         shape=SHAPES[arguments.shape],
         tied=str(arguments.shape == "1b").lower(),
         sequence=arguments.sequence,
+        length=8 * arguments.sequence if arguments.rows == "single" else max(3, arguments.sequence // 8),
+        spread=0 if arguments.rows == "single" else 0.5,
         micro=arguments.micro,
+        rows=arguments.micro * arguments.accumulate,
         optimizer=arguments.optimizer,
         params=arguments.params,
         device=arguments.device,
@@ -120,10 +124,12 @@ class Xtrain:
 
     def _loop(self) -> None:
         for step in range(self.steps):
-            batch = self.feed.loader.microbatches(step)[0]
+            batches = self.feed.loader.microbatches(step)
             self.optimizer.zero_grad()
-            loss = self.model.whole(None, ModelBatch.of(batch, self.device)).sum() / batch.num_valid
-            loss.backward()
+            valid = sum(batch.num_valid for batch in batches)
+            for batch in batches:
+                loss = self.model.whole(None, ModelBatch.of(batch, self.device)).sum() / valid
+                loss.backward()
             torch.nn.utils.clip_grad_norm_(list(self.model.parameters()), 1.0)
             self.optimizer.step()
             loss.item()
@@ -179,6 +185,21 @@ def figures(run: Xtrain, arguments: argparse.Namespace) -> dict[str, Any]:
         "mfu": round(flops / ours / peak, 4) if peak else None,
         "efficiency": round(computed / ours / peak, 4) if peak else None,
         "memory": memory(run),
+        **compiling(),
+    }
+
+
+def compiling() -> dict[str, Any]:
+    """How often code left its compiled graphs, or was compiled again, since the process began, and why."""
+    from torch._dynamo.utils import counters, get_compilation_metrics
+
+    breaks = counters["graph_break"]
+    again = [each.recompile_reason.splitlines()[0][:160] for each in get_compilation_metrics() if each.recompile_reason]
+    return {
+        "graph_breaks": sum(breaks.values()),
+        "breaks": list(breaks)[:5],
+        "recompiles": len(again),
+        "why": again[:8],
     }
 
 
@@ -264,6 +285,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--shape", choices=SHAPES, default="1b")
     found.add_argument("--sequence", type=int, default=4096)
     found.add_argument("--micro", type=int, default=1)
+    found.add_argument("--accumulate", type=int, default=1, help="microbatches of a step")
+    found.add_argument("--rows", choices=("single", "packed"), default="single", help="one document a row, or several")
     found.add_argument("--steps", type=int, default=10)
     found.add_argument("--turns", type=int, default=5)
     found.add_argument("--params", default="bf16", help="inside `precision { params = … }`")

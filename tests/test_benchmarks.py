@@ -19,27 +19,34 @@ def ended(name: str, *arguments: str, folder: Path) -> str:
 
 
 def test_each_part_of_the_day_on_a_gpu_runs_on_a_cpu(tmp_path):
-    ended("gpu_day.py", "--dry", "--minutes", "35", "--out", "day.json", folder=tmp_path)
+    ended("gpu_day.py", "all", "--dry", "--minutes", "35", "--out", "day.json", folder=tmp_path)
     found = json.loads((tmp_path / "day.json").read_text())
-    parts = {"features", "right", "attention", "fast", "memory", "breaks", "peer", "kernels", "more", "tests"}
+    runs, parts = (
+        ("goal", "full", "fp8"),
+        {"smoke", "attention", "updates", "right", "breaks", "tests", "memory", "more"},
+    )
+    parts |= set(runs)
     assert set(found) == {"about", "calibration", *parts}
     trials = {f"{part}: {name}": trial for part in parts for name, trial in found[part].items()}
     assert not {name for name, trial in trials.items() if "failed" in trial}
     skipped = {name for name, trial in trials.items() if "skipped" in trial}
-    assert skipped <= {name for name in trials if name.startswith(("attention: varlen", "peer"))}
-    assert all(trial["falls"] for trial in found["features"].values())
+    of_cuda = ("varlen", "fp8")
+    assert skipped <= {name for name in trials if "transformers" in name or name.endswith(of_cuda)}
+    trained = [trial for name, trial in trials.items() if name.startswith(("smoke", "more: features"))]
+    assert trained and all(trial["falls"] and trial["graph_breaks"] == 0 for trial in trained)
     assert found["right"]["resumed"]["bit_for_bit"]
     assert found["right"]["beside_the_cpu: fp32"]["most_apart"] == 0
     signalled = [found["breaks"][f"{name}, and the same command again"] for name in ("SIGINT", "SIGKILL")]
     assert [trial["every_step_once"] for trial in signalled] == [True, True]
     codes = {trial["exit_code"] for trial in found["breaks"].values() if "said" in trial}
     assert codes and codes <= {1, 3}
-    assert found["kernels"]["experts: grouped"]["apart"] < 0.02
-    assert found["kernels"]["optimizers: AdamW, fused"]["apart"] == 0
-    for trial in (*found["fast"].values(), *found["memory"].values()):
+    assert found["more"]["experts: grouped"]["apart"] < 0.02
+    assert found["updates"]["optimizers: AdamW, fused"]["apart"] == 0
+    assert found["attention"]["products: bf16"]["tflops"] > 0
+    for trial in (trial for part in (*runs, "memory") for trial in found[part].values()):
         assert trial["memory"]["states_of_planned"] == 1 and trial["of_planned_step"] > 0
         assert trial["memory"]["held"].get("other", 0) < 10_000, "of the run before"
-    assert all(len(trial["kernels"]) == 10 for trial in found["fast"].values())
+    assert all(len(trial["kernels"]) == 10 for trial in found["goal"].values())
 
 
 def test_a_step_and_those_of_other_trainers_give_the_same_losses(tmp_path):

@@ -53,8 +53,8 @@ def test_what_is_measured_is_a_cluster_of_a_spec(benchmarks, day, tmp_path):
     assert benchmarks("gpu_day").calibrated(day) == ""
     day.note("about", "machine", {"device": "NVIDIA H200", "torch": "2.11.0", "date": "2026-01-01"})
     for name, share in (("a, compile default", 0.4), ("b, compile default", 0.5), ("c, compile none", 0.1)):
-        day.note("fast", name, {"efficiency": share})
-    day.note("fast", "d, compile default", {"failed": "no"})
+        day.note("goal", name, {"efficiency": share})
+    day.note("goal", "d, compile default", {"failed": "no"})
     text = benchmarks("gpu_day").calibrated(day)
     specs = benchmarks("gpu_specs")
     plan = plan_of(specs.spec_text(specs.DENSE, text, steps=2, sequence=128, device="cuda"), tmp_path)
