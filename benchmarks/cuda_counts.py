@@ -17,6 +17,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -28,8 +29,8 @@ from cuda_code import Graph, compiled
 
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.device import FakeDevice
+from xtrain.runtime.nn import loss
 from xtrain.runtime.nn.gradients import squares_of
-from xtrain.runtime.nn.loss import Head, token_losses
 
 LAYERS, DIM, FFN, VOCAB, KEYS = 32, 4096, 14336, 128256, 1024
 SEQUENCE, MICRO, ACCUMULATE = 4096, 4, 2
@@ -39,6 +40,7 @@ PARAMETERS: Final = LAYERS * (BLOCK + 2 * DIM) + 2 * VOCAB * DIM + DIM
 # Rates of an H200: products of 16,384 rows, memory, attention forward and backward.
 BF16, FP8, MEMORY, ATTENTION = 740e12, 1200e12, 4.0e12, (420e12, 320e12)
 HOST = 1.0e-3  # seconds of a step in which the device waits for the host
+LOGIT = 8  # bytes a logit of the compiled loss
 UPDATE, CLIP = 14, 4  # bytes a parameter: fused AdamW in bf16, scaled gradients
 SIZES = f"dim = {DIM}, layers = 2, heads = 32, kv_heads = 8, ffn = {FFN}, vocab = {VOCAB}, tie_embeddings = false"
 SPEC = f"""
@@ -97,14 +99,30 @@ def graphs(more: str) -> tuple[Graph, Graph]:
 
 def loss_bytes() -> float:
     """Return the bytes a token of the head and the loss, beside its products."""
-    chunk = 1 << 30
-    with FakeDevice("cuda", 9):
+    chunk, real = 1 << 30, loss.compiled_piece
+
+    def piece(*key: Any, slopes: bool) -> Any:
+        def call(logits: Tensor, labels: Tensor) -> Any:
+            before = moved.bytes.copy()
+            out = real(*key, slopes=slopes)(logits, labels)
+            moved.bytes = before
+            moved.bytes["loss"] += LOGIT * logits.numel()
+            return out
+
+        return call
+
+    # The piece runs as it is written, and is counted as compiled.
+    with (
+        FakeDevice("cuda", 9),
+        patch.object(loss, "compiled_piece", piece),
+        patch.object(torch, "compile", lambda x: x),
+    ):
         hidden = torch.empty(TOKENS, DIM, dtype=torch.bfloat16, requires_grad=True)
         weight = torch.nn.Parameter(torch.empty(VOCAB, DIM, dtype=torch.bfloat16))
         labels = torch.empty(TOKENS, dtype=torch.int64)
         with Moved() as moved:
-            head = Head(vocabulary=VOCAB, z_weight=0.0, chunk_bytes=chunk)
-            token_losses(hidden, weight, labels, head).objective.backward()
+            head = loss.Head(vocabulary=VOCAB, z_weight=0.0, chunk_bytes=chunk, compiled=True)
+            loss.token_losses(hidden, weight, labels, head).objective.backward()
     return moved.total / TOKENS
 
 
@@ -116,7 +134,7 @@ def norm_bytes() -> float:
     return moved.total / gradient.numel()
 
 
-def predicted(name: str, forward: Graph, backward: Graph, loss: float, norm: float) -> dict[str, Any]:
+def predicted(name: str, forward: Graph, backward: Graph, head: float, norm: float) -> dict[str, Any]:
     """Return the counts and the prediction of a case."""
     fp8, again = name.startswith("fp8"), name.endswith("full")
     block = LAYERS * (6 * BLOCK + (2 * (BLOCK - DIM * FFN) if again else 0))
@@ -125,7 +143,7 @@ def predicted(name: str, forward: Graph, backward: Graph, loss: float, norm: flo
         "products": block / (FP8 if fp8 else BF16) + 6 * VOCAB * DIM / BF16,
         "attention": attended * (2 if again else 1) / ATTENTION[0] + 2.5 * attended / ATTENTION[1],
         "pointwise": LAYERS * (forward.moved + backward.moved) / TOKENS / MEMORY,
-        "loss": loss / MEMORY,
+        "loss": head / MEMORY,
         "update": PARAMETERS * (UPDATE + CLIP + norm + 6 * (ACCUMULATE - 1)) / MEMORY / (TOKENS * ACCUMULATE),
         "host": HOST / (TOKENS * ACCUMULATE),
     }
@@ -135,7 +153,7 @@ def predicted(name: str, forward: Graph, backward: Graph, loss: float, norm: flo
         "kernels_forward": dict(forward.calls),
         "kernels_backward": dict(backward.calls),
         "bytes_a_token_and_layer": [round(graph.moved / TOKENS) for graph in (forward, backward)],
-        "loss_bytes_a_token": round(loss),
+        "loss_bytes_a_token": round(head),
         "norm_bytes_a_parameter": round(norm, 2),
         "microseconds_a_token": {part: round(time * 1e6, 2) for part, time in seconds.items()},
         "predicted_tokens_per_second": round(1 / sum(seconds.values())),
@@ -143,9 +161,9 @@ def predicted(name: str, forward: Graph, backward: Graph, loss: float, norm: flo
 
 
 def main() -> None:
-    loss, norm = loss_bytes(), norm_bytes()
+    head, norm = loss_bytes(), norm_bytes()
     for name, more in CASES.items():
-        print(json.dumps(predicted(name, *graphs(more), loss, norm)), flush=True)
+        print(json.dumps(predicted(name, *graphs(more), head, norm)), flush=True)
 
 
 if __name__ == "__main__":
