@@ -302,8 +302,8 @@ def planned(arch) -> Any:
     return SimpleNamespace(architecture=arch, node=lambda name: SimpleNamespace(args={"rows": ROWS}))
 
 
-def test_sum_and_activation_of_experts_compile_to_the_same_numbers(monkeypatch):
-    """As Inductor gets them, for any number of rows, in both directions and bit for bit."""
+def test_sum_and_activation_of_experts_compile_to_the_same_numbers():
+    """As Inductor gets them, for any number of rows, forward and backward, to 1e-6."""
     torch._dynamo.reset()
     compiled = partial(torch.compile, backend="aot_eager_decomp_partition", dynamic=True, fullgraph=True)
     generator = torch.Generator().manual_seed(2)
