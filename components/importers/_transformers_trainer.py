@@ -118,8 +118,10 @@ def write_schedule(draft: Draft, key: str, default: str, warmup: str, warmup_key
         draft.note(FROM_ZERO)
     if name == "polynomial":
         draft.set("scheduler.power", extra.pop(f"{options}.power", 1.0), f"{options}.power")
-        end, peak = extra.pop(f"{options}.lr_end", 1e-7), draft.number("learning_rate", 5e-5)
-        draft.set("scheduler.floor", None, f"{options}.lr_end", text=f"{100 * end / peak:.10g}%")
+        extra.pop(f"{options}.lr_end", None)
+        end, peak = draft.number(f"{options}.lr_end", 1e-7), draft.number("learning_rate", 5e-5)
+        floor = f"{100 * end / peak:.10g}%" if peak else "0%"
+        draft.set("scheduler.floor", None, f"{options}.lr_end", text=floor)
     if name == "inverse_sqrt" and f"{options}.timescale" in extra:
         draft.set("scheduler.timescale", extra.pop(f"{options}.timescale"), f"{options}.timescale")
     if name == "warmup_stable_decay" and f"{options}.num_decay_steps" in extra:

@@ -117,7 +117,7 @@ def _write_data(draft: Draft, kind: str) -> None:
     for name in taken if len(taken) > 1 else ():
         draft.set(f"mixture.{name}", None, "", "every document once an epoch", text="1 epoch")
     parts: Any = draft.get("data.train_eval_split", [1.0, 0.0])
-    if isinstance(parts, list) and len(parts) == 2 and parts[1]:
+    if isinstance(parts, list) and len(parts) == 2 and isinstance(parts[1], float) and parts[1]:
         for name in taken:
             draft.set(f"dataset.{name}.holdout", None, "data.train_eval_split", text=f"{100 * parts[1]:.10g}%")
     draft.same("data.train_eval_split", "nothing is held out")
@@ -194,7 +194,8 @@ def _write_ticks(draft: Draft) -> None:
     if every:
         draft.statements.append((f"every {share_or_steps(every)} log", "loss_log_interval"))
     draft.translated("loss_log_interval")
-    for number, entry in enumerate(draft.get("checkpoint", [])):
+    entries = draft.get("checkpoint", [])
+    for number, entry in enumerate(entries if isinstance(entries, list) else []):
         key = f"checkpoint.{number}"
         if not isinstance(entry, dict) or entry.get("type", "huggingface") not in ("huggingface", "deepspeed"):
             draft.missing(key, "checkpoints are xtrain's own; exports have the format of transformers")

@@ -87,7 +87,9 @@ def _write_batch(draft: Draft) -> None:
     draft.same("max_packed_sequence_len", "off")
     micro, total = draft.number("micro_batch_size", 1), draft.number("batch_size", 0)
     if total and not draft.has("gradient_accumulation_steps"):
-        draft.set("batch.accumulate", max(int(total) // int(micro), 1), "batch_size", "batch_size // micro_batch_size")
+        draft.set(
+            "batch.accumulate", max(int(total) // max(int(micro), 1), 1), "batch_size", "batch_size // micro_batch_size"
+        )
     draft.meaningless("batch_size", "gradient_accumulation_steps and micro_batch_size say it")
     if draft.has("eval_sequence_len") and draft.get("eval_sequence_len") != length:
         draft.missing("eval_sequence_len", "evaluations have rows of the same length")
@@ -190,7 +192,7 @@ def _write_ticks(draft: Draft) -> None:
 
 
 def _share(times: float) -> str:
-    return f"{100 / times:.10g}%"
+    return f"{100 / times:.10g}%" if times > 0 else ""
 
 
 def _write_trackers(draft: Draft) -> None:

@@ -178,7 +178,7 @@ def _write_optimizer(draft: Draft) -> None:
         draft.set("optimizer.momentum", draft.number("optimizer.muon_momentum", 0.95), "optimizer.muon_momentum")
         draft.set("optimizer.ns_steps", draft.number("optimizer.muon_ns_steps", 5), "optimizer.muon_ns_steps")
         rate = draft.number("optimizer.muon_adam_lr", 0)
-        if rate:
+        if rate and draft.number("optimizer.lr", 3e-4):
             share = rate / draft.number("optimizer.lr", 3e-4)
             draft.set("optimizer.adamw_lr", None, "optimizer.muon_adam_lr", text=f"{share:.10g}")
     draft.meaningless("optimizer.muon_* optimizer.eps", "the optimizer has no such number")

@@ -43,7 +43,7 @@ class LlamaFactoryImporter(Importer):
             "disable_shuffling upcast_layernorm upcast_lmhead_output infer_* vllm_* sglang_* export_* use_v1_kernels "
             "print_param_status compute_accuracy pissa_convert fsdp_transformer_layer_cls_to_wrap"
         ),
-        "the number of images": "freeze_vision_tower freeze_multi_modal_projector freeze_language_model",
+        "the text model has no such parts": "freeze_vision_tower freeze_multi_modal_projector freeze_language_model",
     }
     lacking: ClassVar = {
         **arguments.LACKING,
@@ -218,6 +218,7 @@ def _write_dataset(draft: Draft, address: str, folder: Path, entry: dict[str, An
 
 def _write_columns(draft: Draft, address: str, entry: dict[str, Any], stage: str) -> None:
     form, columns = str(entry.get("formatting", "alpaca")), entry.get("columns", {})
+    columns = columns if isinstance(columns, dict) else {}
     known = _COLUMNS.get(form)
     extra = {"ranking", "formatting", "columns", "tags", "file_name", "hf_hub_url", "subset", "split", "ms_hub_url",
              "om_hub_url"}  # fmt: skip
@@ -230,6 +231,7 @@ def _write_columns(draft: Draft, address: str, entry: dict[str, Any], stage: str
         return
     if form == "sharegpt":
         tags = entry.get("tags", {})
+        tags = tags if isinstance(tags, dict) else {}
         pair = (tags.get("role_tag", "from"), tags.get("content_tag", "value"))
         if pair not in (("from", "value"), ("role", "content")):
             draft.missing("dataset", "messages have `role` and `content`, or `from` and `value`")

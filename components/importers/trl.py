@@ -115,7 +115,8 @@ def _write_adapter(draft: Draft, adapter: bool) -> None:
 
 def _write_data(draft: Draft, method: str) -> list[str]:
     """Write the datasets; return those with a held-out part."""
-    keys = [f"datasets.{number}" for number in range(len(draft.get("datasets", [])))]
+    entries = draft.get("datasets", [])
+    keys = [f"datasets.{number}" for number in range(len(entries))] if isinstance(entries, list) else []
     given = [(f"{key}.path", f"{key}.data_files", f"{key}.name", f"{key}.split") for key in keys]
     given = given or [("dataset_name", "", "dataset_config", "dataset_train_split")]
     taken: list[str] = []

@@ -151,7 +151,7 @@ def _write_optimizer(draft: Draft, adapter: bool) -> None:
     peak = draft.number("train.muon_lr", 0.02) if kind == "muon" else rate
     draft.set("optimizer.lr", peak, "train.muon_lr" if kind == "muon" else "train.lr")
     if kind == "muon":
-        draft.set("optimizer.adamw_lr", None, "train.lr", text=f"{rate / peak:.10g}")
+        draft.set("optimizer.adamw_lr", None, "train.lr", text=f"{rate / (peak or 1):.10g}")
         draft.set("optimizer.momentum", draft.number("train.muon_momentum", 0.95), "train.muon_momentum")
         draft.set("optimizer.nesterov", bool(draft.get("train.muon_nesterov", True)), "train.muon_nesterov")
         draft.set("optimizer.ns_steps", draft.number("train.muon_ns_steps", 5), "train.muon_ns_steps")
@@ -178,7 +178,7 @@ def _write_optimizer(draft: Draft, adapter: bool) -> None:
         warmup = f"{100 * ratio:.10g}%" if ratio else "0 steps"
         draft.set("scheduler.warmup", None, "train.lr_warmup_ratio", text=warmup)
         if style != "constant":
-            share = draft.number("train.lr_min", 1e-7) / rate
+            share = draft.number("train.lr_min", 1e-7) / (rate or 1)
             draft.set("scheduler.floor", None, "train.lr_min", text=f"{100 * min(share, 1):.10g}%")
     if draft.number("train.lr_decay_ratio", 1) == 1:
         draft.same("train.lr_decay_ratio", "the rate falls until the end")

@@ -574,6 +574,20 @@ def test_exit_codes(tmp_path):
     assert xtrain("import", "good.yml", "--to", "file/x.xtrain", cwd=tmp_path).returncode == 3
 
 
+@pytest.mark.parametrize(("kind", "text"), [
+    ("trl", TRL + "datasets: false\n"),
+    ("trl", TRL.replace("1e-3", "0") + "lr_scheduler_type: polynomial\nlr_scheduler_kwargs: {lr_end: x}\n"),
+    ("axolotl", AXOLOTL + "num_epochs: 0\nsaves_per_epoch: 2\nmicro_batch_size: 0\nbatch_size: 8\n"),
+    ("arctic_training", ARCTIC + "checkpoint: 3\n"),
+    ("arctic_training", ARCTIC.replace("9]\"]", "9]\"], train_eval_split: [a, b]")),
+    ("kempner_forge", FORGE + "[optimizer]\nname = \"muon\"\nlr = 0\nmuon_adam_lr = 1.0\n"),
+    ("xorl", XORL.replace("out}", "out, lr: 0, optimizer: muon, muon_lr: 0, lr_decay_style: cosine}")),
+])  # fmt: skip
+def test_values_without_a_meaning_break_nothing(tmp_path, kind, text):
+    draft, spec = imported(tmp_path, text, "c.toml" if text.startswith("[") else "c.yml", kind)
+    assert draft.accounts() and spec.startswith("# Imported from")
+
+
 def test_with_wrong_types_nothing_breaks(tmp_path):
     """Every key of the base and of the rows, with values of other types."""
     base = AXOLOTL.replace("  - path: data/a.jsonl\n    type: chat_template\n", "")
