@@ -300,7 +300,7 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         "stored": stored,
         "others": others,
         "whole": "" if whole is None else whole.__name__,
-        "text": None if whole is None else json.loads(config.to_json_string(use_diff=False)),
+        "text": None if whole is None else json.loads(config_of(content).to_json_string(use_diff=False)),
     }
 
 

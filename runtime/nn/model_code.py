@@ -59,7 +59,8 @@ def config_of(content: Mapping[str, Any]) -> Any:
     text = whole.text_config
     if not hasattr(text, "vocab_size"):
         raise UnknownCode(f"`text_config` of a {whole.model_type} is no language model", "use another model")
-    text.tie_word_embeddings = getattr(whole, "tie_word_embeddings", text.tie_word_embeddings)
+    if hasattr(whole, "tie_word_embeddings"):
+        text.tie_word_embeddings = whole.tie_word_embeddings
     return text
 
 
@@ -129,6 +130,7 @@ def whole_class_of(content: Mapping[str, Any]) -> type[nn.Module] | None:
         from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING as CLASSES
 
         named = [getattr(transformers, str(name), None) for name in content.get("architectures") or ()]
+        cls: Any
         for cls in (*named, CLASSES.get(type(config), None)):
             if getattr(cls, "config_class", None) is type(config):
                 return cls
@@ -266,7 +268,7 @@ class CodeModel:
         saved = self.model.state_dict().keys()
         # A parameter with several names is saved under one that is not tied to another.
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
-        aliases: dict[nn.Parameter, str] = {}
+        aliases: dict[Any, str] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             if parameter not in aliases or aliases[parameter] in tied:
                 aliases[parameter] = name
