@@ -40,6 +40,7 @@ from xtrain.runtime.nn.batch import ModelBatch
 # Variants that one block is known to have, as torch reports why it compiles another one.
 KNOWN: Final = {
     "documents": r"packing\.single|block_masks",  # rows of one document, and of several
+    "rows": r"\bB == \d+",  # the mask of a smaller last batch
     "frozen": r"requires_grad",  # what the first block takes from a frozen embedding
     "grad mode": r"GRAD_MODE|grad_mode|inference_mode",
     "layers": r"window|rotate|___check_obj_id|___check_type_id|len\(|size mismatch|stride mismatch|kernel|scores",
