@@ -1,10 +1,12 @@
 """Tiny models of every type of transformers, as folders, and what xtrain computes of them against transformers itself.
 
-python tests/support/code_models.py TYPE…    a line for each type (all types without arguments)
+python tests/support/code_models.py TYPE…     a line for each type (all types without arguments)
+python tests/support/code_models.py --write   the page of all types (docs/model_types.md)
 """
 
 import json
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -39,6 +41,7 @@ from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.nn.weights import initialise
 from xtrain.runtime.store.adapter_export import export_of
 
+ROUNDING = 1e-4  # largest difference of gradients in fp32
 LENGTHS = (20, 27, 17)  # documents of a row
 ENCODERS = (
     "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
@@ -163,13 +166,14 @@ def plan_for(folder: Path, **more: Any) -> Plan:
     except AssertionError as error:
         if "pack(single)" not in str(error):
             raise
-        return plan_of(f'"{folder}" {{ code = transformers }}', more=SINGLE)
+        return plan_of(f'"{folder}" {{ code = transformers }}', **{**more, "more": SINGLE})
 
 
-def differences(folder: Path, reference: Any) -> dict[str, float]:
-    """The largest differences of loss and gradients, relative to the largest gradient."""
-    plan = plan_for(folder)
+def differences(folder: Path, reference: Any, format: str = "fp32") -> dict[str, float]:
+    """The largest differences of loss and gradients, relative to the largest gradient. format: fp32 or fp64."""
+    plan = plan_for(folder, params=format)
     model = built(plan)
+    reference = reference.double() if format == "fp64" else reference
     code = plan.architecture.own["code"]
     batch = rows(plan.architecture.vocab, LENGTHS if code["packs"] else LENGTHS[:1])
     reference.eval().zero_grad()
@@ -232,9 +236,11 @@ def table(kinds: list[str]) -> Iterator[dict[str, Any]]:
             try:
                 reference = make(kind, folder)
                 plan = plan_for(folder)
-                row["packs"] = plan.architecture.own["code"]["packs"]
-                row |= differences(folder, reference)
+                row |= {name: plan.architecture.own["code"][name] for name in ("packs", "spread", "stages", "tensor")}
                 row["changed"] = round_trip(folder, Path(path))
+                row |= differences(folder, reference)
+                if row["gradients"] > ROUNDING:  # a router that nearly ties
+                    row |= {f"{name} in fp64": each for name, each in differences(folder, reference, "fp64").items()}
             except AssertionError as error:
                 row["refused"] = str(error).strip()[:600]
             except Exception as error:
@@ -243,9 +249,59 @@ def table(kinds: list[str]) -> Iterator[dict[str, Any]]:
         yield row
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "model_types.md"
+HEAD = """# Types of models that transformers computes
+
+Every type of causal language model that transformers {version} has, as a small random model with the type's default
+config; written by `python tests/support/code_models.py --write`. What the columns mean is said in
+[families.md](families.md#any-other-model):
+
+- **trains**: loss and gradients are those of transformers (loss to 1e-5 and gradients to 1e-4 of the largest in fp32,
+  or both to 1e-6 in fp64), and an export without training has the same bytes;
+- **packs**: documents of a row are kept apart; without it each document has a row of its own;
+- **tp**, **pp**, **cp**: the layout computes the same, as a plan measures it before it allows the layout. Some types
+  are run on two ranks as well (`tests/distributed/test_model_folders.py`).
+
+{count} of {all} types train; {packs} of them pack, {tensor} take tp, {stages} pp and {spread} cp.
+
+| type | trains | packs | tp | pp | cp |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+
+def passes(row: dict[str, Any]) -> bool:
+    """True if a type trains as transformers does."""
+    narrow = row.get("loss", 1) < 1e-5 and row["gradients"] < ROUNDING
+    wide = row.get("loss in fp64", 1) < 1e-6 and row["gradients in fp64"] < 1e-6
+    return (narrow or wide) and not row["changed"]
+
+
+def page(rows: list[dict[str, Any]], version: str) -> str:
+    """The page of all types."""
+    good = [row for row in rows if passes(row)]
+    counts = {name: sum(row[name] for row in good) for name in ("packs", "tensor", "stages", "spread")}
+    lines = []
+    for row in rows:
+        if passes(row):
+            marks = ("●" if row[name] else "" for name in ("packs", "tensor", "stages", "spread"))
+            lines.append(f"| {row['type']} | ● | {' | '.join(marks)} |")
+            continue
+        apart = f"gradients differ by {row['gradients']:.1e}" if "gradients" in row else "an export changes tensors"
+        found = re.findall(r"error\[X\d+\]: (.*)", row.get("refused", ""))
+        reason = row.get("error") or (found[0] if found else row.get("refused")) or apart
+        lines.append(f"| {row['type']} | {reason.replace('|', '/')} | | | | |")
+    head = HEAD.format(version=version, count=len(good), all=len(rows), **counts)
+    return head + "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
+    import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     inspect_here()
-    for row in table(sys.argv[1:] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)):
+    every, seen = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), []
+    for row in table([each for each in sys.argv[1:] if each != "--write"] or every):
         print(json.dumps(row), flush=True)
+        seen.append(row)
+    if "--write" in sys.argv:
+        PAGE.write_text(page(seen, transformers.__version__), encoding="utf-8")
