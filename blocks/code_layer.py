@@ -88,7 +88,7 @@ class CodeLayer(Layer):
 class _LayerTrace:
     """Trace of a layer from the operations of its description.
 
-    times: bytes of a number over those of the description's format. ways: matrix → how tensor parallelism cuts it, and
+    times: factor of sizes in the description's format. ways: matrix → how tensor parallelism cuts it, and
     whether its outputs or inputs are whole on every rank. tensors: by their numbers. cut: numbers of tensors whose
     features are divided over tensor-parallel ranks. entered: whole inputs of cut matrices.
     """

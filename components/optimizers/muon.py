@@ -77,7 +77,7 @@ class Muon(PlannedOptimizer):
 
     def arguments(self, resolved: "Resolved") -> dict[str, Any]:
         """Return the node's arguments. matrices: names of the matrices to orthogonalize, with `*` for the layer.
-        format: number format during orthogonalization, that of the computation. symmetric: rows from which symmetric
+        format: number format during orthogonalization, the computation's. symmetric: rows from which symmetric
         products are computed once, on a device whose updates are compiled. heads: for matrices orthogonalized
         per head, the number of heads and the dim (0 or 1) along which they are concatenated."""
         arch = resolved.architecture

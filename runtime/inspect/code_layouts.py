@@ -229,7 +229,7 @@ def layouts(
     tiny: CodeModel, kinds: Sequence[Mapping[str, Any]], attention: dict[str, int], *, kernels: bool
 ) -> dict[str, Any]:
     """Return what a layout may do with the model: whether its positions are `spread` over ranks, and whether its layers
-    are cut into `stages`. attention: its heads, which are corrected to those of the attention operations."""
+    are cut into `stages`. attention: its heads, corrected to the heads of the attention operations."""
     of_layers = [[op for op in kind["costs"]["float32"] if "attention" in op] for kind in kinds for _ in kind["layers"]]
     calls = [op["attention"] for ops in of_layers for op in ops]
     sizes = {tuple(call[name] for name in attention) for call in calls}

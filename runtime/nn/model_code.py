@@ -51,8 +51,8 @@ def quiet() -> Iterator[None]:
 
 
 def config_of(content: Mapping[str, Any]) -> Any:
-    """Return the config of transformers with the keys of a `config.json`; of a model with several parts that of its
-    language model. Raises UnknownCode."""
+    """Return the config of transformers with the keys of a `config.json`; for a model with several parts the config of
+    its language model. Raises UnknownCode."""
     whole = whole_config_of(content)
     if hasattr(whole, "vocab_size") or not hasattr(whole, "text_config"):
         return whole
@@ -77,7 +77,7 @@ def whole_config_of(content: Mapping[str, Any]) -> Any:
             message = "the config has a `quantization_config`: its weights are quantized"
             raise UnknownCode(message, "give the folder with the weights before; `precision { base }` quantizes them")
         if kind not in CONFIG_MAPPING and content.get("auto_map"):
-            message = f"transformers has no model type {kind!r}, and code beside the weights (`auto_map`) is not run"
+            message = f"transformers has no model type {kind!r}, and the folder's own code (`auto_map`) is not run"
             raise UnknownCode(message, "export the model in a type that transformers has")
         if kind not in CONFIG_MAPPING:
             hint = "install a version of transformers that has it, or export the model in a type that it has"
