@@ -8,7 +8,6 @@ from attrs import frozen
 from xtrain.blocks.op_trace import CollectiveCall
 from xtrain.dsl.schema.optimizers import Optimizer
 from xtrain.dsl.schema.setting import Conflict
-from xtrain.plan.mesh import device_kind
 
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec
@@ -43,7 +42,7 @@ class PlannedOptimizer(Optimizer):
         if found.get("states") == resolved.formats.params:
             del found["states"]
         own = not resolved.stack.package and not resolved.spec.parallel.fsdp.offload
-        if own and device_kind(resolved.spec) != "cpu" and self.compiles(found):
+        if own and "cpu" not in (resolved.spec.launch.device, resolved.spec.cluster.device) and self.compiles(found):
             found["compiled"] = ["cuda"]
         return found
 

@@ -14,7 +14,7 @@ from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.nn.axes import local
 from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage, groups_of, storage_of
 from xtrain.runtime.nn.transformer import ModelParts
-from xtrain.runtime.nn.updates import MomentFormat, Rule, decay_cautiously, wide
+from xtrain.runtime.nn.updates import MomentFormat, UpdateRule, decay_cautiously, wide
 from xtrain.runtime.nn.weights import first_state
 
 LEAST_SCALE = 1e-12
@@ -65,7 +65,7 @@ class AdamW8bitOptimizer(LocalOptimizer):
         return self._formats_of[key], [codes, local(scale)]
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> UpdateRule:
         cautious = self._cautious_decay
 
         def rule(weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], count: Tensor | None, by: Any) -> None:

@@ -12,7 +12,7 @@ from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage, groups_of, storage_of
 from xtrain.runtime.nn.transformer import ModelParts
-from xtrain.runtime.nn.updates import Rule, adam_numbers, adamw, decay_cautiously
+from xtrain.runtime.nn.updates import UpdateRule, adam_numbers, adamw, decay_cautiously
 
 
 class LocalAdamW(LocalOptimizer):
@@ -35,7 +35,7 @@ class LocalAdamW(LocalOptimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, storage, cautious_decay, compiled)
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> UpdateRule:
         return adamw(cautious=self._cautious_decay)
 
     def numbers(self, group: Mapping[str, Any]) -> dict[str, float]:

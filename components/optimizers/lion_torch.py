@@ -12,7 +12,7 @@ from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage, groups_of, storage_of
 from xtrain.runtime.nn.transformer import ModelParts
-from xtrain.runtime.nn.updates import Rule, add_scaled, decay
+from xtrain.runtime.nn.updates import UpdateRule, add_scaled, decay
 
 
 class LionOptimizer(LocalOptimizer):
@@ -32,7 +32,7 @@ class LionOptimizer(LocalOptimizer):
         super().__init__(params, {"lr": lr, "betas": betas}, storage, cautious_decay, compiled)
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> UpdateRule:
         cautious = self._cautious_decay
 
         def rule(weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], count: Tensor | None, by: Any) -> None:

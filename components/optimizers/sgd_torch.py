@@ -12,7 +12,7 @@ from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage, groups_of, storage_of
 from xtrain.runtime.nn.transformer import ModelParts
-from xtrain.runtime.nn.updates import Rule
+from xtrain.runtime.nn.updates import UpdateRule
 
 
 class LocalSGD(LocalOptimizer):
@@ -32,7 +32,7 @@ class LocalSGD(LocalOptimizer):
         self._momentum, self._nesterov = momentum, nesterov
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> UpdateRule:
         nesterov = self._nesterov
 
         def rule(weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], count: Tensor | None, by: Any) -> None:

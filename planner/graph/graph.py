@@ -186,8 +186,8 @@ def _optimizer_rules(args: Mapping[str, Any]) -> Rules:
     chosen = OPTIMIZERS.of(args) if "user" in args else OPTIMIZERS.get(args["kind"])
     own = chosen.resuming if chosen is not None else {}
     learned = {name: learns(f"optimizer.{name}", own.get(name, LEARNS)) for name in args}
-    rounding = dict.fromkeys(("compiled", "symmetric"), rounds("launch.device", "updates are rounded differently"))
-    return {**learned, **rounding, **dict.fromkeys(("kind", "lr", "state", "scalars"))}
+    rounding = {"symmetric": rounds("launch.device", "updates are rounded differently")}
+    return {**learned, **rounding, **dict.fromkeys(("kind", "lr", "state", "scalars", "compiled"))}
 
 
 def _group_rules(args: Mapping[str, Any]) -> Rules:

@@ -58,7 +58,7 @@ class _Row(Linear):
         return self.row_parallel_sum(summand, tensor)
 
 
-class _Shared(Linear):
+class _Tail(Linear):
     """A whole matrix whose outputs from `begin` on each rank uses for its own heads."""
 
     axes: Axes
@@ -83,7 +83,7 @@ def cut_layer(layer: nn.Module, parameters: Sequence[Mapping[str, Any]], axes: A
         module: Any = layer.get_submodule(owner)
         if each.get("partial"):
             module.partial = True
-        base = {"column": _Column, "row": _Row}.get(each.get("cut", ""), _Shared if "begin" in each else None)
+        base = {"column": _Column, "row": _Row}.get(each.get("cut", ""), _Tail if "begin" in each else None)
         if name != "weight" or base is None:
             continue
         module.__class__ = _with_base(base, type(module))

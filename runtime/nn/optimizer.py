@@ -28,7 +28,7 @@ from xtrain.runtime.nn.updates import (
     PLAIN,
     Box,
     MomentFormat,
-    Rule,
+    UpdateRule,
     StochasticRounding,
     compiled_rule,
     row_ranges,
@@ -116,7 +116,7 @@ class LocalOptimizer(Optimizer):
         raise NotImplementedError
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> UpdateRule:
         """The formula of an update, for compilation."""
         raise NotImplementedError
 

@@ -116,7 +116,7 @@ def add_scaled(target: Tensor, addend: Tensor, factor: Number) -> None:
         target.add_(addend, alpha=factor)
 
 
-class Rule(Protocol):
+class UpdateRule(Protocol):
     """Formula of an element-wise optimizer, on numbers in fp32 or finer."""
 
     def __call__(
@@ -155,7 +155,7 @@ def compiled_update(update: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(update, dynamic=True, fullgraph=True)
 
 
-def compiled_rule(rule: Rule, formats: Sequence[MomentFormat]) -> Callable[..., None]:
+def compiled_rule(rule: UpdateRule, formats: Sequence[MomentFormat]) -> Callable[..., None]:
     """Return the whole update of a tensor by a rule, compiled: conversions, rule and rounding.
 
     It takes the stored weight, its gradient, the tensors of each moment, the count, the numbers as tensors, and the box
@@ -194,7 +194,7 @@ def tensors_of(numbers: Mapping[str, float], like: Tensor) -> dict[str, Tensor]:
     return {name: torch.full((), value, dtype=dtype, device=like.device) for name, value in numbers.items()}
 
 
-def adamw(*, cautious: bool) -> Rule:
+def adamw(*, cautious: bool) -> UpdateRule:
     """Return the formula of torch's fused AdamW. by: `lr`, `decay`, `keep`, `eps`, the shares of the newest gradient in
     both moments, and the logarithms of what stays of them."""
 

@@ -64,12 +64,13 @@ OTHER_THINGS = {
     "int8": ("runtime/feed/sources/token_files.py",),  # a type of arrays
     "ddp": ("dsl/starter.py",),  # a starter
     "cross_entropy": ("runtime/inspect/repeats.py",),  # a field of a step
+    "rowwise": ("runtime/inspect/code_layouts.py",),  # a style of transformers
     "adamw": ("planner/derive/serving.py",),  # the update that clients of a server ask for
     "export": (  # a request to a server
         "planner/graph/server.py",
         "server/engine/started.py",
     ),
-    "log": (*BLOCKS, "dsl/checking/convert.py"),
+    "log": (*BLOCKS, "dsl/checking/convert.py", "runtime/nn/updates.py"),  # a logarithm
     "checkpoint": (
         *BLOCKS,
         "planner/review/training.py",  # of estimates: the bytes of one

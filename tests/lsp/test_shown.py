@@ -87,14 +87,14 @@ def test_costs_are_of_blocks_that_there_are_and_none_is_empty():
 # 8.03B parameters on 64 ranks: two moments 8.03B · 8 / 64, a checkpoint 8.03B · 12; a step 512 · 8,192 tokens; the
 # largest rank and the time of a step as `xtrain plan` gives them, and 23,842 · 7.68 s.
 @pytest.mark.parametrize(("block", "figures"), [
-    ("experiment", "23,842 steps, 100B tokens · 2.12 d"),
-    ("launch", "64 ranks · 7.68 s a step"),
-    ("cluster", "52.1 GiB a rank · 7.68 s a step"),
-    ("model", "8.03B parameters · 57.9 GF a token · 52.1 GiB a rank · 7.68 s a step"),
-    ("batch", "4.19M tokens a step · 52.1 GiB a rank · 7.68 s a step"),
+    ("experiment", "23,842 steps, 100B tokens · 2.15 d"),
+    ("launch", "64 ranks · 7.80 s a step"),
+    ("cluster", "52.1 GiB a rank · 7.80 s a step"),
+    ("model", "8.03B parameters · 57.9 GF a token · 52.1 GiB a rank · 7.80 s a step"),
+    ("batch", "4.19M tokens a step · 52.1 GiB a rank · 7.80 s a step"),
     ("optimizer", "957 MiB of optimizer state a rank · 52.1 GiB a rank"),
-    ("parallel", "64 ranks · 52.1 GiB a rank · 463 GiB sent a step and rank · 7.68 s a step"),
-    ("activation", "52.1 GiB a rank · 57.9 GF a token · 7.68 s a step"),
+    ("parallel", "64 ranks · 52.1 GiB a rank · 463 GiB sent a step and rank · 7.80 s a step"),
+    ("activation", "52.1 GiB a rank · 57.9 GF a token · 7.80 s a step"),
     ("scheduler", "23,842 steps, 100B tokens"),
     ("checkpoint", "89.7 GiB a checkpoint"),
     ("tokenizer", ""),

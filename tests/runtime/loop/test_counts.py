@@ -97,6 +97,7 @@ class Untrained(Executor):
         taken = {"tokens_taken": lambda step: batch.rows_before(step) * batch.sequence, "batch": batch}
         feed = SimpleNamespace(steps=self.plan.timeline.steps, phase=None, timeline=self.plan.timeline, **taken)
         begun = SimpleNamespace(start=SimpleNamespace(entry=None))
+        self.resources["rank"] = SimpleNamespace(device=SimpleNamespace(type="cpu"))
         self.resources |= {"feed": feed, "window": SimpleNamespace(), "begun": begun}
         state = SimpleNamespace(progress=self.progress, tensors=dict, described=dict, files=dict)
         self.saver = Saved(

@@ -46,18 +46,15 @@ def counted(steps: int | None) -> list[int]:
 
 
 def test_garbage_is_collected_every_few_steps():
-    was, threshold = gc.isenabled(), gc.get_threshold()
+    was = gc.isenabled()
     try:
         gc.enable()
         assert counted(3) == [1, 2, 0, 1, 2, 0]
         assert gc.isenabled() and gc.get_freeze_count() == 0
-        gc.set_threshold(1)
-        assert max(counted(None)) <= 1  # as Python does
         gc.disable()
         assert counted(3) == [1, 2, 3, 4, 5, 6]  # whoever has disabled it decides
         assert not gc.isenabled()
     finally:
-        gc.set_threshold(*threshold)
         (gc.enable if was else gc.disable)()
         gc.collect()
 
@@ -89,6 +86,7 @@ def test_steps_leave_no_tensors_to_a_collection(tmp_path):
     """Otherwise memory of a GPU would grow until the next one."""
     found = plan_from_text(SPEC.format(device="cpu"), "s.xtrain")
     assert found.plan is not None, found.diagnostics.render()
+    gc.collect()  # of earlier tests
     garbage: list[int] = []
     was = gc.isenabled()
 
