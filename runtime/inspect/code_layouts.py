@@ -25,15 +25,22 @@ LONGEST: Final = 120  # seconds of a measurement on two ranks
 
 @torch.no_grad()
 def attends_by_kernels(code: CodeModel) -> bool:
-    """Return True if a layer computes attention through transformers' interface, and xtrain's kernels give the same."""
+    """Return True if layers, and nothing else, compute attention through transformers' interface, and xtrain's kernels
+    give the same."""
     ids_BS = ids_of(code, POSITIONS)
-    wanted, used = code.hidden(ids_BS), list[Scores]()
+    wanted, used, inside = code.hidden(ids_BS), list[Scores](), list[int]()
+    hooks = [layer.register_forward_pre_hook(lambda *_: inside.append(len(used))) for layer in code.layers]
+    hooks += [layer.register_forward_hook(lambda *_: inside.append(len(used))) for layer in code.layers]
     try:
         with by_kernels(code, kernel_of((POSITIONS,), used)):
             found = code.hidden(ids_BS)
     except Exception:  # a layer asks for what no kernel computes, in ways of its own
         return False
-    return bool(used) and same(found, wanted)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    calls = sum(end - begin for begin, end in zip(inside[::2], inside[1::2], strict=True))
+    return bool(used) and calls == len(used) and same(found, wanted)
 
 
 @torch.no_grad()
@@ -71,7 +78,8 @@ def call_order(code: CodeModel) -> tuple[frozenset[str] | None, int | None]:
     items = set()
     places, bias = code.places, code.head.bias
     having = {places[module]: module for module in code.outside if any(True for _ in module.parameters())}
-    if any(each is not bias for module in code.around for each in module.parameters(recurse=False)):
+    own = (each for module in code.around for each in module.parameters(recurse=False))
+    if any(each is not bias for each in own) or len(list(code.embedding.parameters())) > 1:
         return None, None
 
     def returned(_: nn.Module, __: Any, result: Any) -> None:

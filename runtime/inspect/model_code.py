@@ -23,7 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from xtrain.plan.architecture import HEAD
 from xtrain.runtime.inspect.code_costs import CHOSEN, EXPERTS, LENGTHS, costs_of, counted, shared_bytes, storage, traces
 from xtrain.runtime.inspect.code_layouts import attends_by_kernels, computes_cut, layouts, tensor_cuts
-from xtrain.runtime.inspect.small_model import POSITIONS, keeps_documents_apart, measured_logits, sees_later, small
+from xtrain.runtime.inspect.small_model import (
+    POSITIONS,
+    keeps_documents_apart,
+    measured_logits,
+    sees_later,
+    small,
+    wrong_buffer,
+)
 from xtrain.runtime.nn.code_attention import NAME
 from xtrain.runtime.nn.model_code import (
     CodeModel,
@@ -251,6 +258,10 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
                 "buffers": buffers,
                 "costs": {_name_of(format): costs[format][layers[0]] for format in FORMATS},
             }
+        )
+    if (buffer := wrong_buffer(tiny)) is not None:
+        raise UnknownCode(
+            f"`{buffer}` of {code.title} is in no file, and cannot be computed again", "use another model"
         )
     if sees_later(tiny):
         raise UnknownCode(

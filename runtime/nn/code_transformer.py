@@ -255,14 +255,13 @@ class CodeTransformer(Transformer):
     def fill_buffers(self) -> None:
         """Compute the buffers that no checkpoint has, such as frequencies of rotary positions, in their own formats."""
         super().fill_buffers()
-        for tensor in (*self.parameters(), *self.buffers()):  # transformers leaves marked tensors alone
+        for tensor in (*self.parameters(), *self.buffers()):
             tensor._is_hf_initialized = True  # type: ignore[attr-defined]
         for module in self.modules():
             for name in module._non_persistent_buffers_set:
-                buffer = module.get_buffer(name)  # without the mark
+                buffer = module.get_buffer(name)
                 setattr(module, name, torch.zeros_like(buffer, dtype=self._formats[module, name]))
-            if module._non_persistent_buffers_set:
-                self.code.model._init_weights(module.__dict__.get("shared", module))
+        self.code.compute_buffers()
 
     @property
     def drawable(self) -> Set[str]:

@@ -260,7 +260,9 @@ class CodeModel:
         found = {module: f"ends.{path}" if path.split(".")[0] in taken else path for module, path in found.items()}
         layers = paths[self.layers]
         found |= {module: LAYERS + paths[module].removeprefix(layers) for module in self.layers.modules()}
-        return {**found, self.embedding: EMBEDDING, self.head: HEAD}
+        embedding = paths[self.embedding]
+        found |= {module: EMBEDDING + paths[module].removeprefix(embedding) for module in self.embedding.modules()}
+        return {**found, self.head: HEAD}
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -291,6 +293,15 @@ class CodeModel:
         own = inspect.signature(self.model.forward).parameters
         passes = any(each.kind == inspect.Parameter.VAR_KEYWORD for each in own.values())
         return frozenset({*own, *(inspect.signature(self.trunk.forward).parameters if passes else ())})
+
+    @torch.no_grad()
+    def compute_buffers(self) -> None:
+        """Compute the buffers that no file has, such as frequencies of rotary positions, as transformers does where it
+        loads weights: it leaves tensors alone that are marked `_is_hf_initialized`. A module may fill buffers of
+        modules inside it."""
+        for module in self.model.modules():
+            if any(each._non_persistent_buffers_set for each in module.modules()):
+                self.model._init_weights(module)
 
     def hidden(self, ids_BS: Tensor, positions_BS: Tensor | None = None, **more: Any) -> Tensor:
         """Return the head's input [B, S, D]. positions_BS: None: counted from 0. more: further arguments."""

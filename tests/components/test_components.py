@@ -155,7 +155,7 @@ def test_no_other_file_names_it(registry: Registry, name: str):
     action = registry is ACTIONS
     rooms = ("dsl/", "text/", "plan/", "blocks/", "contracts/", "planner/", "runtime/", "server/engine/")
     rooms += () if action else ("tui/", "cli/")
-    others = OTHER_THINGS.get(name, ()) if action or registry in (STACKS, BASES, OPTIMIZERS, LOSSES) else ()
+    others = OTHER_THINGS.get(name, ()) if action or registry in (STACKS, BASES, OPTIMIZERS, LOSSES, RECIPES) else ()
     assert not [path for path in quoted().get(name, ()) if path.startswith(rooms) and path not in others]
 
 

@@ -4,8 +4,8 @@ And nothing that it changes is forgotten where checkpoints are judged. The tests
 which the planner ignores fails here.
 """
 
-from collections.abc import re
-import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
