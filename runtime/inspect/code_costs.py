@@ -240,10 +240,18 @@ EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_n
 CHOSEN: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k", "moe_top_k")
 
 
+def _value(config: Any, name: str) -> Any:
+    """Return a value of a config; None without it, and if it differs between layers, where transformers raises."""
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        return None
+
+
 def counted(config: Any, names: Sequence[str], default: int = 1) -> int:
     """Return the first of some numbers of a config that it has."""
     own = [config, *(each for each in vars(config).values() if hasattr(each, "to_dict"))]
-    values = (getattr(each, name, None) for each in own for name in names)
+    values = (_value(each, name) for each in own for name in names)
     return next((value for value in values if isinstance(value, int) and value > 0), default)
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from xtrain.runtime.inspect.code_costs import counted
 from xtrain.runtime.inspect.small_model import POSITIONS, by_kernels, ids_of, kernel_of, same
 from xtrain.runtime.nn.attention_blocks import Scores
 from xtrain.runtime.nn.axes import Axes, TensorAxis
@@ -152,7 +153,7 @@ def tensor_cuts(code: CodeModel) -> dict[int, dict[str, dict[str, Any]]] | None:
                 styles = [plan[p] for p in plan if fnmatchcase(name, p) or fnmatchcase(f"{name}.{own}", p)]
                 style = styles[-1] if styles else "replicate"
                 if style == "mla_kv_a_proj":
-                    way = {"begin": getattr(code.model.config, "kv_lora_rank", 0)} if own == "weight" else {}
+                    way = {"begin": counted(code.model.config, ("kv_lora_rank",), 0)} if own == "weight" else {}
                 elif style in WHOLE or (style in STYLES and "cut" in STYLES[style] and parameter.ndim == 3):
                     way = {}
                 elif style in STYLES:

@@ -290,6 +290,7 @@ def page(rows: list[dict[str, Any]], version: str) -> str:
         found = re.findall(r"error\[X\d+\]: (.*)", row.get("refused", ""))
         reason = row.get("error") or (found[0] if found else row.get("refused")) or apart
         lines.append(f"| {row['type']} | {reason.replace('|', '/')} | | | | |")
+    lines = [re.sub(r"/tmp/\S+?/config\.json: |/tmp/\S+/", "", line) for line in lines]
     head = HEAD.format(version=version, count=len(good), all=len(rows), **counts)
     return head + "\n".join(lines) + "\n"
 

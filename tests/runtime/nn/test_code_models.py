@@ -21,7 +21,8 @@ from xtrain.runtime.sampling.text_generator import Prompts
 # Norms after, fused matrices, learned positions, a factor of logits, experts, a head with a bias, a cap of logits.
 # And with positions counted from padding, a tied bias, joined tensors in files, state over layers, other parts.
 ORDINARY = (
-    "olmo3", "phi3", "gpt2", "cohere", "glm4_moe", "codegen", "gemma2", "mamba", "falcon_h1", "roberta", "sarvam_moe", "bamba",
+    "olmo3", "phi3", "gpt2", "cohere", "glm4_moe", "codegen", "gemma2", "mamba",
+    "falcon_h1", "roberta", "sarvam_moe", "bamba",
     "gemma3",
 )  # fmt: skip
 OTHERS = (
