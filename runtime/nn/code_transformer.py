@@ -188,7 +188,7 @@ class CodeTransformer(Transformer):
                 # Code that does not keep documents apart counts positions in its own way, such as from a padding id.
                 hidden_BSD = self._stage[0](x_BSD, batch.positions_BS if self._described["packs"] else None)
             else:
-                known = self._described["packs"] and self.span.embeds and self.span.predicts
+                known = self._described["packs"] and self._masks and self.span.embeds and self.span.predicts
                 with self._attention_of_transformers():
                     hidden_BSD = (self._with_cache if known else self._again)(x_BSD, batch, cache)
         if not self.span.predicts:
@@ -199,12 +199,18 @@ class CodeTransformer(Transformer):
             hidden_BSD = torch.cat((hidden_BSD, hidden_BSD.new_ones(*hidden_BSD.shape[:-1], 1)), -1)
         return hidden_BSD, _no_further
 
+    @property
+    def _masks(self) -> bool:
+        """True if its attention takes rows that begin with padding; written out, transformers' gives NaN there."""
+        return bool(getattr(type(self.code.model), "_supports_sdpa", False))
+
     @contextmanager
     def _attention_of_transformers(self) -> Iterator[None]:
         """Use the attention of transformers, which knows its cache, within the block."""
         config = self.code.model.config
         before = config._attn_implementation
-        config._attn_implementation = "sdpa" if before == NAME else before
+        if before == NAME:
+            config._attn_implementation = "sdpa" if self._masks else "eager"
         try:
             yield
         finally:

@@ -58,7 +58,7 @@ def test_native_code_and_transformers_agree(tmp_path: Path):
     assert dict(native.named_parameters()).keys() == dict(code.named_parameters()).keys()
 
 
-@pytest.mark.parametrize("kind", ["olmo3", "mamba"])
+@pytest.mark.parametrize("kind", ["olmo3", "gemma2", "mamba"])
 def test_texts_are_those_of_whole_forwards(kind: str, tmp_path: Path):
     """Also of prompts of several lengths, which begin with padding."""
     reference = make(kind, tmp_path)
