@@ -108,15 +108,9 @@ def _report_missing(draft: "Draft", *, partial: bool) -> int:
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:
-    from xtrain.cli.rewrite import write
+    from xtrain.cli.rewrite import write_new
 
-    try:
-        if path.exists() and not force:
-            raise Refused(2, f"xtrain import: {path} already exists; use another name, or replace it with --force")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, text.encode())
-    except OSError as error:
-        raise Refused(3, f"xtrain import: {path} cannot be written: {error.strerror}") from None
+    write_new(path, text, "import", force=force)
     print(f"Wrote {path}", file=sys.stderr)
 
 

@@ -53,15 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(path: Path, text: str, *, force: bool) -> int:
-    from xtrain.cli.rewrite import write
+    from xtrain.cli.rewrite import write_new
 
-    try:
-        if path.exists() and not force:
-            raise Refused(2, f"xtrain init: {path} already exists; use another name, or replace it with --force")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, text.encode())
-    except OSError as error:
-        raise Refused(3, f"xtrain init: {path} cannot be written: {error.strerror}") from None
+    write_new(path, text, "init", force=force)
     shown = shlex.quote(str(path))
     print(f"Wrote {path}. Next:\n\n  xtrain plan {shown}    show the plan\n  xtrain run {shown}     run it")
     return 0

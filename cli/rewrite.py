@@ -5,6 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from xtrain.cli.verb import Refused
 from xtrain.runtime.base import files as durable
 
 _STYLES = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
@@ -35,6 +36,17 @@ def write(path: str | Path, data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def write_new(path: Path, text: str, verb: str, *, force: bool) -> None:
+    """Write a file that a verb makes. force: replace an existing one. Raises Refused."""
+    try:
+        if path.exists() and not force:
+            raise Refused(2, f"xtrain {verb}: {path} already exists; use another name, or replace it with --force")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, text.encode())
+    except OSError as error:
+        raise Refused(3, f"xtrain {verb}: {path} cannot be written: {error.strerror}") from None
 
 
 def like(text: str, before: bytes) -> bytes:

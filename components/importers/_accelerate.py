@@ -4,7 +4,6 @@ from typing import Final
 
 from xtrain.components.importers._deepspeed_json import write_deepspeed
 from xtrain.dsl.importing.accounts import is_off
-from xtrain.dsl.importing.config_file import UnreadableConfig, read_config
 from xtrain.dsl.importing.draft import Draft
 
 _OF_FSDP: Final = (
@@ -44,18 +43,8 @@ def write_fsdp(draft: Draft, prefix: str) -> None:
 
 def write_launcher(draft: Draft, key: str) -> None:
     """Write what a configuration of accelerate says, a file that `key` names."""
-    name = draft.text(key)
-    folder = draft.config.path.resolve().parent
-    path = next((place / name for place in (folder, *folder.parents) if name and (place / name).is_file()), None)
-    if path is None:
-        draft.missing(key, "this file of accelerate is not there; put it next to the configuration")
-        return
-    try:
-        draft.attach(key, read_config(path))
-    except UnreadableConfig as problem:
-        draft.missing(key, str(problem))
-        return
-    write_accelerate(draft, f"{key}.")
+    if draft.attach(key, "accelerate"):
+        write_accelerate(draft, f"{key}.")
 
 
 def write_accelerate(draft: Draft, prefix: str) -> None:

@@ -4,9 +4,9 @@ import re
 from typing import Any, Final
 
 from xtrain.components.importers._prompt_formats import ALPACA, prompt_template
-from xtrain.components.importers._transformers_trainer import identifier, write_source
+from xtrain.components.importers._transformers_trainer import write_source
 from xtrain.dsl.importing.accounts import is_off
-from xtrain.dsl.importing.draft import Draft
+from xtrain.dsl.importing.draft import Draft, identifier
 
 _TEMPLATE: Final = (
     "it has a copy of the template `{}`; here the tokenizer's own is used: compare with `xtrain data show`"

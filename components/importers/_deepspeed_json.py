@@ -6,7 +6,6 @@ Numbers that are `auto` are filled in by the trainer that starts DeepSpeed.
 from typing import Final
 
 from xtrain.dsl.importing.accounts import is_off
-from xtrain.dsl.importing.config_file import UnreadableConfig, read_config
 from xtrain.dsl.importing.draft import Draft
 
 _BUFFERS: Final = (
@@ -27,20 +26,8 @@ _RECORDS: Final = (
 
 def write_zero(draft: Draft, key: str) -> None:
     """Write what a key says that names a file of DeepSpeed, or holds its content."""
-    name = draft.get(key)
-    if isinstance(name, str):
-        folder = draft.config.path.resolve().parent
-        places = [folder / name, *(parent / name for parent in folder.parents)]
-        path = next((place for place in places if place.is_file()), None)
-        if path is None:
-            draft.missing(key, "this file of DeepSpeed is not there; put it next to the configuration")
-            return
-        try:
-            draft.attach(key, read_config(path))
-        except UnreadableConfig as problem:
-            draft.missing(key, str(problem))
-            return
-    write_deepspeed(draft, f"{key}.")
+    if not isinstance(draft.get(key), str) or draft.attach(key, "DeepSpeed"):
+        write_deepspeed(draft, f"{key}.")
 
 
 def write_deepspeed(draft: Draft, prefix: str = "") -> None:

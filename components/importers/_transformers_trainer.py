@@ -10,7 +10,6 @@ from typing import Any, Final
 from xtrain.dsl.checking.config_json import names_repo
 from xtrain.dsl.importing.draft import Draft
 from xtrain.dsl.spec_text import value_text
-from xtrain.dsl.starter import name_problem
 
 _STATES: Final = "blocks of the 8-bit moments differ: {name} has 256 numbers in the order of memory, xtrain rows of 128"
 _ADAMW: Final = (
@@ -41,14 +40,6 @@ LAST_STEP: Final = "the last step of an epoch may have fewer rows; here it takes
 PER_RANK: Final = (
     "it averages the loss of each rank over the rank's tokens, then over ranks; xtrain divides by all tokens"
 )
-
-
-def identifier(text: str, fallback: str = "imported") -> str:
-    """Return a valid name for an experiment or dataset from a path or title."""
-    stem = re.sub(r"\.(jsonl?|parquet|arrow|txt|csv|zst|gz|ya?ml|toml)\b", "", text.rstrip("/").rpartition("/")[2])
-    name = re.sub(r"\W+", "_", stem, flags=re.ASCII).strip("_")[:40] or fallback
-    name = f"{fallback}_{name}" if name[0].isdigit() else name
-    return name if name_problem(name) is None else f"{name}_run"
 
 
 def names(draft: Draft, key: str, revision: str = "", *, model: bool = True) -> None:

@@ -8,12 +8,11 @@ from attrs import frozen
 from xtrain.components.importers._deepspeed_json import write_deepspeed
 from xtrain.components.importers._transformers_trainer import (
     LAST_STEP,
-    identifier,
     names,
     share_or_steps,
     write_schedule,
 )
-from xtrain.dsl.importing.draft import Draft
+from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.spec_text import value_text
@@ -53,8 +52,8 @@ class ArcticTrainingImporter(Importer):
     kind: str = named("arctic_training")
 
     def write(self, draft: Draft) -> None:
-        path, kind = draft.config.path, draft.text("type", "sft")
-        draft.label("experiment", identifier(path.stem), "", f"from {path.name}")
+        kind = draft.text("type", "sft")
+        draft.name_experiment()
         if kind in ("sft", "causal"):
             draft.translated("type")
         draft.missing("type", "trained are conversations (`sft`) and plain text (`causal`)")

@@ -10,7 +10,6 @@ from xtrain.components.importers._axolotl_model import write_adapter, write_mode
 from xtrain.components.importers._transformers_trainer import (
     LAST_STEP,
     PER_RANK,
-    identifier,
     share_or_steps,
     write_optimizer,
     write_schedule,
@@ -47,7 +46,7 @@ class AxolotlImporter(Importer):
 
     def write(self, draft: Draft) -> None:
         adapter = draft.text("adapter").lower()
-        draft.label("experiment", identifier(draft.config.path.stem), "", f"from {draft.config.path.name}")
+        draft.name_experiment()
         if not draft.has("seed"):
             draft.set("experiment.seed", 42)
         _write_length(draft)

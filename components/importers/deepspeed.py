@@ -5,7 +5,6 @@ from typing import ClassVar
 from attrs import frozen
 
 from xtrain.components.importers._deepspeed_json import write_deepspeed
-from xtrain.components.importers._transformers_trainer import identifier
 from xtrain.dsl.importing.draft import Draft
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
@@ -28,7 +27,6 @@ class DeepspeedImporter(Importer):
     kind: str = named("deepspeed")
 
     def write(self, draft: Draft) -> None:
-        path = draft.config.path
-        draft.label("experiment", identifier(path.stem), "", f"from {path.name}")
+        draft.name_experiment()
         write_deepspeed(draft)
         draft.note("model, tokenizer and data stand in the program, and not in this file: add them")

@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from xtrain.components.importers._transformers_trainer import FROM_ZERO, identifier, share_or_steps
-from xtrain.dsl.importing.draft import Draft
+from xtrain.components.importers._transformers_trainer import FROM_ZERO, share_or_steps
+from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.spec_text import value_text
@@ -59,8 +59,7 @@ class KempnerForgeImporter(Importer):
     kind: str = named("kempner_forge")
 
     def write(self, draft: Draft) -> None:
-        path = draft.config.path
-        draft.label("experiment", identifier(path.stem), "", f"from {path.name}")
+        draft.name_experiment()
         draft.set("experiment.seed", draft.number("train.seed", 42), "train.seed")
         steps = draft.number("train.max_steps", 100_000)
         draft.set("experiment.budget", None, "train.max_steps", text=share_or_steps(steps))

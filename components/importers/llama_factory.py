@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Final
 from attrs import frozen
 
 from xtrain.components.importers import _training_arguments as arguments
-from xtrain.components.importers._transformers_trainer import identifier, module_names, names, write_lora
-from xtrain.dsl.importing.draft import Draft
+from xtrain.components.importers._transformers_trainer import module_names, names, write_lora
+from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.spec_text import value_text
@@ -71,8 +71,8 @@ class LlamaFactoryImporter(Importer):
     kind: str = named("llama_factory")
 
     def write(self, draft: Draft) -> None:
-        path, stage = draft.config.path, draft.text("stage", "sft")
-        draft.label("experiment", identifier(path.stem), "", f"from {path.name}")
+        stage = draft.text("stage", "sft")
+        draft.name_experiment()
         names(draft, "model_name_or_path", "model_revision")
         names(draft, "model_name_or_path", "model_revision", model=False)
         adapter = draft.text("finetuning_type", "lora") == "lora"

@@ -4,8 +4,8 @@ from typing import ClassVar, Final
 
 from attrs import frozen
 
-from xtrain.components.importers._transformers_trainer import identifier, share_or_steps
-from xtrain.dsl.importing.draft import Draft
+from xtrain.components.importers._transformers_trainer import share_or_steps
+from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.spec_text import value_text
@@ -82,8 +82,7 @@ class TorchtitanImporter(Importer):
     kind: str = named("torchtitan")
 
     def write(self, draft: Draft) -> None:
-        path = draft.config.path
-        draft.label("experiment", identifier(path.stem), "", f"from {path.name}")
+        draft.name_experiment()
         seed = "training.seed" if draft.has("training.seed") else "debug.seed"
         draft.set("experiment.seed", draft.number(seed, 0), seed)
         steps = draft.number("training.steps", 10_000)

@@ -5,7 +5,6 @@ from typing import ClassVar
 from attrs import frozen
 
 from xtrain.components.importers import _training_arguments as arguments
-from xtrain.components.importers._transformers_trainer import identifier
 from xtrain.dsl.importing.draft import Draft
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
@@ -32,7 +31,6 @@ class TransformersImporter(Importer):
     kind: str = named("transformers")
 
     def write(self, draft: Draft) -> None:
-        path = draft.config.path
-        draft.label("experiment", identifier(path.stem), "", f"from {path.name}")
+        draft.name_experiment()
         arguments.write_arguments(draft, arguments.Usual(), datasets=[], full=True)
         draft.note("model, tokenizer and data stand in the program, and not in this file: add them")

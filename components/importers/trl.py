@@ -9,13 +9,12 @@ from attrs import frozen
 from xtrain.components.importers import _training_arguments as arguments
 from xtrain.components.importers._accelerate import write_launcher
 from xtrain.components.importers._transformers_trainer import (
-    identifier,
     module_names,
     names,
     write_lora,
     write_source,
 )
-from xtrain.dsl.importing.draft import Draft
+from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
 
@@ -68,8 +67,7 @@ class TrlImporter(Importer):
 
     def write(self, draft: Draft) -> None:
         method = next((name for name, keys in _METHODS.items() if any(draft.has(key) for key in keys)), "sft")
-        path = draft.config.path
-        draft.label("experiment", identifier(path.stem), "", f"from {path.name}, read as one of `trl {method}`")
+        draft.name_experiment(f", read as one of `trl {method}`")
         names(draft, "model_name_or_path", "model_revision")
         names(draft, "model_name_or_path", "model_revision", model=False)
         adapter = bool(draft.get("use_peft"))

@@ -4,9 +4,9 @@ from typing import Any, ClassVar, Final
 
 from attrs import frozen
 
-from xtrain.components.importers._transformers_trainer import LAST_STEP, identifier, module_names, names, share_or_steps
+from xtrain.components.importers._transformers_trainer import LAST_STEP, module_names, names, share_or_steps
 from xtrain.dsl.importing.accounts import is_off
-from xtrain.dsl.importing.draft import Draft
+from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.spec_text import value_text
@@ -53,8 +53,7 @@ class XorlImporter(Importer):
     kind: str = named("xorl")
 
     def write(self, draft: Draft) -> None:
-        path = draft.config.path
-        draft.label("experiment", identifier(path.stem), "", f"from {path.name}")
+        draft.name_experiment()
         draft.set("experiment.seed", draft.number("train.seed", 42), "train.seed")
         steps, epochs = draft.number("train.max_steps", 0), draft.number("train.num_train_epochs", 1)
         if steps:

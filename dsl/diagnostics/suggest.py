@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable
 
 from xtrain.dsl.diagnostics.diagnostic import Fix, SourceText, Span
-from xtrain.dsl.diagnostics.synonyms import ours, synonym_of
 
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:
@@ -14,6 +13,8 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
     distance up to a third of the word's length, then the same words in another order (`tensor_parallel` for
     `parallel_tensor`).
     """
+    from xtrain.dsl.diagnostics.synonyms import ours  # a large table, which only mistakes need
+
     names = [name for name in candidates if name != word]
     known_elsewhere = ours(word, names)
     if known_elsewhere is not None:
@@ -41,6 +42,8 @@ def certain(word: str, candidates: Iterable[str]) -> str | None:
     swapped or in another case, and for another trainer's name with another value or several meanings here.
     """
     names = [name for name in dict.fromkeys(candidates) if name != word]
+    from xtrain.dsl.diagnostics.synonyms import synonym_of
+
     meant, synonym = closest(word, names), synonym_of(word)
     if meant is None or (synonym is not None and meant.lower() != word.lower()):
         return meant if synonym is not None and synonym.is_same and meant in synonym.names else None

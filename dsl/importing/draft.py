@@ -1,5 +1,6 @@
 """Draft of an imported spec: settings with their origin, and the account of every key of the source."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -12,11 +13,20 @@ from attrs import Factory, field
 from xtrain.dsl.diagnostics.diagnostic import printable
 from xtrain.dsl.diagnostics.synonyms import Given, synonym_of
 from xtrain.dsl.importing.accounts import Account, Fate, is_off, is_plain, shown, spec_literal
-from xtrain.dsl.importing.config_file import ConfigFile, flat
+from xtrain.dsl.importing.config_file import ConfigFile, UnreadableConfig, flat, read_config
 from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.component import registry_of
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.spec_text import value_text
+from xtrain.dsl.starter import name_problem
+
+
+def identifier(text: str, fallback: str = "imported") -> str:
+    """Return a valid name for an experiment or dataset from a path or title."""
+    stem = re.sub(r"\.(jsonl?|parquet|arrow|txt|csv|zst|gz|ya?ml|toml)\b", "", text.rstrip("/").rpartition("/")[2])
+    name = re.sub(r"\W+", "_", stem, flags=re.ASCII).strip("_")[:40] or fallback
+    name = f"{fallback}_{name}" if name[0].isdigit() else name
+    return name if name_problem(name) is None else f"{name}_run"
 
 
 @attrs.define
@@ -182,12 +192,28 @@ class Draft:
         line = self.block(path).lines.get(name)
         return None if line is None else line.text
 
-    def attach(self, key: str, config: ConfigFile) -> None:
-        """Read the file that a key names: its keys are then below `key`."""
+    def name_experiment(self, note: str = "") -> None:
+        """Name the experiment after the file. note: what else is said of the file."""
+        self.label("experiment", identifier(self.config.path.stem), "", f"from {self.config.path.name}{note}")
+
+    def attach(self, key: str, program: str) -> bool:
+        """Read the file of a program that a key names, next to the configuration or in a folder above it: its keys are
+        then below `key`. Without a readable file the key is not expressible. Return True if it was read."""
+        name, folder = self.text(key), self.config.path.resolve().parent
+        path = next((place / name for place in (folder, *folder.parents) if name and (place / name).is_file()), None)
+        if path is None:
+            self.missing(key, f"this file of {program} is not there; put it next to the configuration")
+            return False
+        try:
+            config = read_config(path)
+        except UnreadableConfig as problem:
+            self.missing(key, str(problem))
+            return False
         self.values |= {f"{key}.{name}": value for name, value in flat(config.root)}
         self.config.spans.update({f"{key}.{name}": span for name, span in config.spans.items()})
         self.translated(key)
         self._attached.add(key)
+        return True
 
     def known(self, path: str, key: str, note: str = "") -> None:
         """Translate a key by the table of other trainers' settings, into a setting of the block `path`."""

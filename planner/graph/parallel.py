@@ -37,7 +37,9 @@ def _tensor_parallel(graph: Builder, resolved: Resolved, last: str) -> str:
     args = {"size": size, "sequence": tp.sequence, "loss": tp.loss, "rules": rules}
     extras = [name for name, on in (("sequence between blocks", tp.sequence), ("loss over vocabulary", tp.loss)) if on]
     matrices = sum(sum(rule["matches"]) for rule in rules)
-    does = f"split {plural(matrices, 'matrix')} over tp={size}: {arch.heads // size} of {arch.heads} heads a rank"
+    does = f"split {plural(matrices, 'matrix')} over tp={size}"
+    if "code" not in arch.own:  # whose attention may have all heads on every rank
+        does += f": {arch.heads // size} of {arch.heads} heads a rank"
     if extras:
         does += f"; {' and '.join(extras)} sharded"
     return graph.add("setup", "setup.parallel.tp", does, args=args, axes=("tp",), after=((last, "model"),))
