@@ -193,7 +193,7 @@ class Draft:
         return None if line is None else line.text
 
     def name_experiment(self, note: str = "") -> None:
-        """Name the experiment after the file. note: what else is said of the file."""
+        """Name the experiment after the file. note: added to the comment."""
         self.label("experiment", identifier(self.config.path.stem), "", f"from {self.config.path.name}{note}")
 
     def attach(self, key: str, program: str) -> bool:
