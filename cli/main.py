@@ -19,7 +19,7 @@ from xtrain.regular_files import reason_of
 from xtrain.text.printing import harmless, safe_output
 
 GROUPS = {
-    "write a spec": ("init", "import", "check", "fmt", "lsp", "docs", "explain", "schema", "completion"),
+    "write a spec": ("init", "import", "fetch", "check", "fmt", "lsp", "docs", "explain", "schema", "completion"),
     "look before you run": ("plan", "diff", "data", "doctor"),
     "train": ("run", "launch", "sweep", "serve", "find-lr"),
     "watch": ("runs", "watch", "control", "fit-law"),

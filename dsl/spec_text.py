@@ -9,11 +9,13 @@ from typing import Any
 
 import attrs
 
+from xtrain.dsl.checking.config_json import snapshot_text
 from xtrain.dsl.diagnostics.diagnostic import printable
 from xtrain.dsl.evaluation.values import quantity_text
 from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import Action, OnEvent, Tick
 from xtrain.dsl.schema.component import Component, Registry, UserComponent
+from xtrain.dsl.schema.data_components import TOKENIZERS, Tokenizer, tokenizer_kind
 from xtrain.dsl.schema.model import FOLDER, Model, ModelFolder
 from xtrain.dsl.schema.setting import AUTO, is_unspoken, open_setting, settings_of, spelled
 from xtrain.dsl.spec import Spec
@@ -49,6 +51,8 @@ def _block(kind: str, value: Any, indent: str = "", without: tuple[str, ...] = (
     block = type(value)
     label = blocks.label_of(block)
     head = kind if label is None else f"{kind} {_label(getattr(value, label.name))}"
+    if isinstance(value, Tokenizer):
+        head = f"{kind} {tokenizer_text(value.source)}"
     if isinstance(value, Model) and value.folder is not None:
         head = f"{kind} {_folder(value.folder)}"
     lines = []
@@ -77,7 +81,12 @@ def _free(name: str, value: Any) -> str:
 
 
 def _folder(folder: ModelFolder) -> str:
-    return f'hub({_string(folder.repo)}, revision = "{folder.revision}")' if folder.repo else _string(folder.path)
+    return snapshot_text(folder.repo, folder.revision) if folder.repo else _string(folder.path)
+
+
+def tokenizer_text(source: str) -> str:
+    """Return the label of a tokenizer."""
+    return source if tokenizer_kind(source).kind == TOKENIZERS.unlisted else _label(source)
 
 
 def _trigger(trigger: Tick | OnEvent) -> str:

@@ -40,14 +40,15 @@ class Folder(TokenizerKind):
     def size(cls, source: str) -> int:
         """Return the largest id + 1, because vocabularies have holes. Raises TokenizerUnreadable, also if the tokens
         that begin and end a document cannot be determined."""
-        found = read_vocabulary(source)
-        find_special_tokens(_folder(source), found.side, found.ids)
+        path = cls.location(source)
+        found = read_vocabulary(path)
+        find_special_tokens(_folder(path), found.side, found.ids)
         return max(found.ids.values()) + 1
 
     @classmethod
     def files(cls, source: str, base: Path) -> dict[str, bytes]:
         """Return the folder's files unchanged; `tokenizer_config.json` is generated if missing."""
-        path = base / source
+        path = base / cls.location(source)
         folder = _folder(str(path))
         found = {VOCABULARY: (path / VOCABULARY if path.is_dir() else path).read_bytes()}
         for pattern in BESIDE:
@@ -64,11 +65,11 @@ class Folder(TokenizerKind):
     @classmethod
     def template(cls, source: str) -> str | None:
         cls.size(source)
-        return find_chat_template(_folder(source))
+        return find_chat_template(_folder(cls.location(source)))
 
     @classmethod
     def whole(cls, source: str) -> Set[str]:
-        return read_vocabulary(source).added
+        return read_vocabulary(cls.location(source)).added
 
 
 def _folder(source: str) -> Path:

@@ -106,9 +106,20 @@ def find_snapshot(repo: str, revision: str) -> tuple[str, str]:
             commit = ""
     snapshot = snapshot_folder(repo, commit)
     if not _COMMIT.fullmatch(commit) or not snapshot.is_dir():
-        hint = f"download it first: hf download {repo} --revision {revision}"
+        hint = f"download it first: xtrain fetch {repo}{'' if revision == 'main' else f' --revision {revision}'}"
         raise SnapshotMissing(f"{cache} does not have {repo} at revision {revision}", hint)
     return snapshot.as_posix(), commit
+
+
+def snapshot_text(repo: str, commit: str) -> str:
+    """Return the text of a snapshot in a spec."""
+    return f'hub("{repo}", revision = "{commit}")'
+
+
+def snapshot_named(text: str) -> tuple[str, str]:
+    """Return (repository, commit) of a text of `snapshot_text`."""
+    repo, commit = text.split('"')[1::2]
+    return repo, commit
 
 
 def snapshot_folder(repo: str, commit: str) -> Path:

@@ -20,10 +20,12 @@ from xtrain.dsl.checking.config_json import (
     find_snapshot,
     refuse_unknown,
     short_json,
+    snapshot_text,
 )
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.evaluation.statements import Label, Section, SectionEntry
 from xtrain.dsl.evaluation.values import FAILED, Called, Items, Value, ValueStep, Word, is_number
+from xtrain.dsl.schema.data_components import TOKENIZERS, Tokenizer
 from xtrain.dsl.schema.model import FAMILIES, Model, ModelFolder
 from xtrain.dsl.schema.model_config import (
     CONTEXT,
@@ -139,12 +141,20 @@ def _located(label: Value, diagnostics: Diagnostics) -> ModelFolder | None:
             raise ConfigUnreadable(message, hint)
         path = os.path.normpath(label.data).replace(os.sep, "/")
         return ModelFolder(path=f"./{path}" if path in FAMILIES else path)  # the name alone would mean the family
-    call = label.data
+    found = _snapshot(label, label.data, "model", "a family", diagnostics)
+    return None if found is None else ModelFolder(*found)
+
+
+def _snapshot(
+    label: Value, call: Called, what: str, other: str, diagnostics: Diagnostics
+) -> tuple[str, str, str] | None:
+    """Return (folder, repository, commit) of `hub(…)`; None after reporting an invalid call. Raises
+    ConfigUnreadable."""
     given = {name: value.data for name, (_, value) in call.keywords.items()}
     repo = call.positional[0].data if len(call.positional) == 1 else None
     if call.name != "hub" or not isinstance(repo, str) or given.keys() - {"revision"}:
-        hint = 'a model is a family, "folder", or hub("organisation/name", revision = "…")'
-        diagnostics.error("X220", f"`{call.name}` with these arguments does not name a model", label.span, hint=hint)
+        hint = f'a {what} is {other}, "folder", or hub("organisation/name", revision = "…")'
+        diagnostics.error("X220", f"`{call.name}` with these arguments does not name a {what}", label.span, hint=hint)
         return None
     revision = given.get("revision", "main")
     if not isinstance(revision, str):
@@ -156,7 +166,28 @@ def _located(label: Value, diagnostics: Diagnostics) -> ModelFolder | None:
         path, commit = find_snapshot(repo, revision)
     except SnapshotMissing as problem:
         raise ConfigUnreadable(str(problem), problem.hint) from problem
-    return ModelFolder(path=path, repo=repo, revision=commit)
+    return path, repo, commit
+
+
+def locate_tokenizer(section: Section, diagnostics: Diagnostics) -> None:
+    """Replace the label `hub(…)` of `tokenizer` by the text of the exact snapshot. Mistakes are reported."""
+    label = section.labels[0].value if len(section.labels) == 1 else None
+    if label is None or not isinstance(label.data, Called):
+        return
+    try:
+        found = _snapshot(label, label.data, "tokenizer", "bytes", diagnostics)
+    except ConfigUnreadable as problem:
+        message = f"the tokenizer cannot be read: {problem}"
+        diagnostics.error("X505", message, label.span, hint=problem.hint, notes=label.notes)
+        found = None
+    section.labels = [Label(Value(FAILED if found is None else snapshot_text(*found[1:]), label.span, label.via))]
+
+
+def tokenizer_of(model: ModelFolder) -> Tokenizer:
+    """Return the tokenizer in the folder of a model."""
+    if model.repo:
+        return Tokenizer(snapshot_text(model.repo, model.revision))
+    return Tokenizer(f"./{model.path}" if model.path in TOKENIZERS else model.path)
 
 
 @frozen

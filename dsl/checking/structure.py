@@ -8,7 +8,7 @@ import attrs
 
 from xtrain.dsl.checking.context import Context, UnknownSettings, stand_in, stand_in_block, stand_in_of
 from xtrain.dsl.checking.convert import convert
-from xtrain.dsl.checking.model_folder import folder_of
+from xtrain.dsl.checking.model_folder import folder_of, locate_tokenizer, tokenizer_of
 from xtrain.dsl.checking.name_errors import NameErrors, label_word
 from xtrain.dsl.checking.triggers import structure_triggers
 from xtrain.dsl.checking.user_parts import DeclaredParts, convert_argument
@@ -19,7 +19,7 @@ from xtrain.dsl.evaluation.values import FAILED, Items, Value, Word
 from xtrain.dsl.evaluation.values import Mapping as MapOf
 from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.component import UserComponent, is_parameter, variant
-from xtrain.dsl.schema.data_components import usual_chain
+from xtrain.dsl.schema.data_components import Tokenizer, usual_chain
 from xtrain.dsl.schema.model import FAMILIES, Model
 from xtrain.dsl.schema.run import Log
 from xtrain.dsl.schema.setting import Setting, attributes_of, open_setting, rank_count, settings_of, spelled
@@ -60,6 +60,8 @@ class Structurer:
                 built[kind] = self.block(block, section, kind)
             elif kind not in blocks.REQUIRED:
                 built[kind] = self._default_block(block, kind)
+        if "tokenizer" not in built and isinstance(built.get("model"), Model):
+            self._tokenizer_of_model(built)
         absent = [kind for kind in blocks.REQUIRED if kind not in built]
         missing = [kind for kind in absent if not self.serves or blocks.is_of_servers(kind)]
         self.errors.missing_blocks(missing, tree, source)
@@ -76,6 +78,17 @@ class Structurer:
         ticks, events = structure_triggers(tree.triggers, self)
         given = {kind: value for kind, value in built.items() if value is not _MISSING}
         return Spec(path=path, ticks=ticks, events=events, origins=self.origins, **given)
+
+    def _tokenizer_of_model(self, built: dict[str, Any]) -> None:
+        """Take the tokenizer in the model's folder for a spec without `tokenizer`."""
+        if (folder := built["model"].folder) is not None:
+            built["tokenizer"] = tokenizer_of(folder)
+        elif "model.folder" in self.origins:  # an unreadable folder, which is reported
+            built["tokenizer"] = stand_in_block(Tokenizer)
+            self.unknown.kind("tokenizer")
+        else:
+            return
+        self.origins["tokenizer"] = self.origins["tokenizer.source"] = Origin("default")
 
     def _default_block(self, block: type, kind: str) -> Any:
         """Return the block of a kind that is not written: `_MISSING`, so that the default of `Spec` applies."""
@@ -137,6 +150,8 @@ class Structurer:
             arguments["folder"] = folder_of(section, self.diagnostics)
             if len(self.diagnostics) > before:
                 self.unknown.paths.add(f"{path}.folder")
+        if block is Tokenizer:
+            locate_tokenizer(section, self.diagnostics)
         self._settled(block, section)
         label = self._label(block, section, path, arguments)
         if label is FAILED and (issubclass(block, UserComponent) or self.parts.may_be_missing(block, section)):

@@ -105,12 +105,15 @@ class Source(Component):
         return given
 
 
-TOKENIZERS: Final = Registry["TokenizerKind"]("tokenizer", "tokenizers", call="{}")
+TOKENIZERS: Final = Registry["TokenizerKind"]("tokenizer", "tokenizers", call="{}", unlisted="hub")
 
 
 @frozen
 class Tokenizer:
-    """`tokenizer bytes` or `tokenizer "folder"`: turns text into token ids."""
+    """`tokenizer bytes`, `tokenizer "folder"` or `tokenizer hub("org/name")`: turns text into token ids.
+
+    Without the block, the tokenizer in the model's folder. source: the label; of the hub, with the exact commit.
+    """
 
     source: str = label(check=file_path)
 
@@ -130,6 +133,11 @@ class TokenizerKind(Component):
     @classmethod
     def place(cls, source: str) -> str:
         """Return its name in a plan."""
+        return source
+
+    @classmethod
+    def location(cls, source: str) -> str:
+        """Return the path of its files; the name itself if it has none."""
         return source
 
     @classmethod
@@ -161,8 +169,10 @@ class TokenizerKind(Component):
 
 
 def tokenizer_kind(source: str) -> type[TokenizerKind]:
-    """Return the tokenizer kind of a name in a spec: a registered name, else a path of files."""
-    return TOKENIZERS.get(source) or TOKENIZERS.default
+    """Return the tokenizer kind of a name in a spec: a registered name, `hub(…)`, or a path of files."""
+    if source.startswith("hub("):
+        return TOKENIZERS[TOKENIZERS.unlisted]
+    return TOKENIZERS[source] if source in TOKENIZERS and source != TOKENIZERS.unlisted else TOKENIZERS.default
 
 
 # Kinds of values, in the order of the chain.

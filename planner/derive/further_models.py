@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 from attrs import evolve, frozen
 
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.schema.data_components import TOKENIZERS
+from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.dsl.schema.losses import LOSSES
 from xtrain.dsl.schema.policy import Rollout
 from xtrain.dsl.spec import Spec
+from xtrain.dsl.spec_text import tokenizer_text
 from xtrain.plan.architecture import Architecture, name_in_block
 from xtrain.plan.data import TokenizerUnreadable
 from xtrain.plan.findings import Findings, checks
@@ -132,11 +133,10 @@ def teacher_text(
 ) -> str:
     """Return a spec whose model is the teacher alone. tokenizer: as named by a spec or a plan. drawn: only the shape
     comes from the folder. tp: ranks that cut its matrices; all other ranks have rows of their own."""
-    source = tokenizer if tokenizer in TOKENIZERS else json.dumps(tokenizer, ensure_ascii=False)
     return (
         "experiment teacher { seed = 1, budget = 1 steps }\n"
         f"model {json.dumps(folder, ensure_ascii=False)} {'{ weights = none }' if drawn else ''}\n"
-        f"tokenizer {source}\n"
+        f"tokenizer {tokenizer_text(tokenizer)}\n"
         "dataset made { source = synthetic() }\n"
         f"batch {{ sequence = {sequence}, rows = {rows} }}\n"
         f"precision {{ params = {precision} }}\n"
@@ -220,7 +220,7 @@ def other_tokens(spec: Spec, arch: Architecture, folder: str, theirs: int, who: 
 
     source = spec.tokenizer.source
     try:
-        apart = differing_token(source, folder)
+        apart = differing_token(tokenizer_kind(source).location(source), folder)
     except TokenizerUnreadable:  # one of them has no tokenizer file, or another rule reports it
         return None
     return apart and f"the tokenizer of the {who} {folder} differs: {apart}"

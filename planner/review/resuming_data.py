@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.schema.data_components import LINKS, SOURCES, packing_of, tokenizer_kind
+from xtrain.dsl.schema.data_components import LINKS, SOURCES, TOKENIZERS, packing_of, tokenizer_kind
 from xtrain.plan.data import BESIDE, changes_documents
 from xtrain.plan.graph import Effect
 from xtrain.plan.plan import Node, Plan
@@ -61,7 +61,7 @@ def _tokenizer(a: Plan, b: Plan) -> Iterator[Reason]:
     before, after = (plan.node("setup.tokenizer").args["source"] for plan in (a, b))
     if before != after:
         text = f"{before} → {after}: the text would give other tokens"
-        certain = not all(tokenizer_kind(each).of_files for each in (before, after))
+        certain = not all(issubclass(tokenizer_kind(each), TOKENIZERS.default) for each in (before, after))
         text += "" if certain else ", unless both hold the same tokenizer.json"
         yield refused("tokenizer", text, certain=certain)
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from attrs import evolve
 
+from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.plan.data import TokenizerUnreadable
 from xtrain.plan.hardware import missing_for_server
 from xtrain.plan.plan import Plan
@@ -202,7 +203,7 @@ def _of_pretrained(plan: Plan, source: str) -> Iterator[Unfit]:
         if folder is None or not (Path(folder) / "tokenizer.json").is_file():
             continue
         with suppress(TokenizerUnreadable):  # the run's tokenizer has no token file
-            if apart := differing_token(source, folder):
+            if apart := differing_token(tokenizer_kind(source).location(source), folder):
                 yield Unfit(
                     code="X734",
                     what=f"the weights in {folder} were trained with another tokenizer: {apart}",

@@ -689,7 +689,7 @@ def test_a_snapshot_of_the_hub(folder: Folder, monkeypatch: pytest.MonkeyPatch):
     assert planned_files(digest, repo="org/name", revision=commit).folder == f"{folder.path}/other/{copy}"
     for model, word in (
         ('"org/name"', 'write hub("org/name")'),
-        ('hub("org/other")', "hf download org/other"),
+        ('hub("org/other")', "xtrain fetch org/other"),
         ('hub("org/name", revision = "v2")', "--revision v2"),
         ('hub("../../etc")', "not a repository"),
         ('hub("org/name", revision = "../main")', "not a repository"),

@@ -1,0 +1,29 @@
+"""`tokenizer hub("org/name", revision = "…")`: the tokenizer of a snapshot in the cache of huggingface_hub."""
+
+from attrs import frozen
+
+from xtrain.components.tokenizers.folder import Folder
+from xtrain.dsl.checking.config_json import snapshot_folder, snapshot_named
+from xtrain.dsl.schema.data_components import TOKENIZERS
+
+
+@TOKENIZERS.register()
+@frozen
+class HubTokenizer(Folder):
+    """`tokenizer hub("org/name", revision = "…")`: a `tokenizer.json` of a downloaded snapshot."""
+
+    kind = "hub"
+    of_files = False
+
+    @classmethod
+    def place(cls, source: str) -> str:
+        return source
+
+    @classmethod
+    def location(cls, source: str) -> str:
+        return snapshot_folder(*snapshot_named(source)).as_posix()
+
+    @classmethod
+    def does(cls, source: str) -> str:
+        repo, commit = snapshot_named(source)
+        return f"read tokenizer.json of {repo} at {commit[:12]}"
