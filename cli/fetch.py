@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = _download(repo, revision, kind, () if arguments.dataset else ignored)
     print(f"Downloaded {repo} into {folder}")
     if kind == "model":
-        from xtrain.dsl.checking.config_json import snapshot_text
+        from xtrain.dsl.schema.model import snapshot_text
 
         what = "tokenizer" if arguments.tokenizer else "model"
         end = "" if arguments.tokenizer else " {}"

@@ -9,14 +9,13 @@ from typing import Any
 
 import attrs
 
-from xtrain.dsl.checking.config_json import snapshot_text
 from xtrain.dsl.diagnostics.diagnostic import printable
 from xtrain.dsl.evaluation.values import quantity_text
 from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import Action, OnEvent, Tick
 from xtrain.dsl.schema.component import Component, Registry, UserComponent
 from xtrain.dsl.schema.data_components import TOKENIZERS, Tokenizer, tokenizer_kind
-from xtrain.dsl.schema.model import FOLDER, Model, ModelFolder
+from xtrain.dsl.schema.model import FOLDER, Model, ModelFolder, snapshot_text
 from xtrain.dsl.schema.setting import AUTO, is_unspoken, open_setting, settings_of, spelled
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.user_parts.files import is_file

@@ -3,8 +3,9 @@
 from attrs import frozen
 
 from xtrain.components.tokenizers.folder import Folder
-from xtrain.dsl.checking.config_json import snapshot_folder, snapshot_named
+from xtrain.dsl.checking.config_json import snapshot_folder
 from xtrain.dsl.schema.data_components import TOKENIZERS
+from xtrain.dsl.schema.model import snapshot_named
 
 
 @TOKENIZERS.register()

@@ -111,17 +111,6 @@ def find_snapshot(repo: str, revision: str) -> tuple[str, str]:
     return snapshot.as_posix(), commit
 
 
-def snapshot_text(repo: str, commit: str) -> str:
-    """Return the text of a snapshot in a spec."""
-    return f'hub("{repo}", revision = "{commit}")'
-
-
-def snapshot_named(text: str) -> tuple[str, str]:
-    """Return (repository, commit) of a text of `snapshot_text`."""
-    repo, commit = text.split('"')[1::2]
-    return repo, commit
-
-
 def snapshot_folder(repo: str, commit: str) -> Path:
     """Return the folder of a downloaded commit."""
     return _repo_folder(repo) / "snapshots" / commit

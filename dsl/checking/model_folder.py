@@ -20,13 +20,12 @@ from xtrain.dsl.checking.config_json import (
     find_snapshot,
     refuse_unknown,
     short_json,
-    snapshot_text,
 )
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.evaluation.statements import Label, Section, SectionEntry
 from xtrain.dsl.evaluation.values import FAILED, Called, Items, Value, ValueStep, Word, is_number
 from xtrain.dsl.schema.data_components import TOKENIZERS, Tokenizer
-from xtrain.dsl.schema.model import FAMILIES, Model, ModelFolder
+from xtrain.dsl.schema.model import FAMILIES, Model, ModelFolder, snapshot_text
 from xtrain.dsl.schema.model_config import (
     CONTEXT,
     REFUSED,

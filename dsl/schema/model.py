@@ -71,6 +71,17 @@ class ModelFolder:
         return f"{self.repo} at {self.revision[:12]}" if self.repo else self.path
 
 
+def snapshot_text(repo: str, commit: str) -> str:
+    """Return the text of a snapshot in a spec."""
+    return f'hub("{repo}", revision = "{commit}")'
+
+
+def snapshot_named(text: str) -> tuple[str, str]:
+    """Return (repository, commit) of a text of `snapshot_text`."""
+    repo, commit = text.split('"')[1::2]
+    return repo, commit
+
+
 @frozen(kw_only=True)
 class ModelEnds:
     """Properties of a family's embedding, final norm and head.
