@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 from textual.app import ComposeResult
@@ -20,30 +19,27 @@ from xtrain.records.lines import object_of
 from xtrain.records.names import ControlState, ControlWord
 from xtrain.text.units import count, printable, size
 from xtrain.tui.board.head import name_of
-
-if TYPE_CHECKING:
-    from xtrain.tui.model.board import Board
-    from xtrain.tui.model.planned import PlannedCommand
-
+from xtrain.tui.model.board import Board
+from xtrain.tui.model.planned import PlannedCommand
 
 # Steps that a profile has unless the reader says otherwise, and most that a run takes.
 PROFILED = 3
 MOST_PROFILED = 100
 
 
-def commands(board: "Board", action: ControlWord) -> "tuple[PlannedCommand, ...]":
+def commands(board: Board, action: ControlWord) -> tuple[PlannedCommand, ...]:
     """Return the plan's commands for an action: for `eval`, one for each dataset."""
     known = board.planned.commands if board.planned else ()
     word = word_of(board, action)
     return tuple(command for command in known if command.name.partition(" ")[0] == word)
 
 
-def word_of(board: "Board", action: ControlWord) -> ControlWord:
+def word_of(board: Board, action: ControlWord) -> ControlWord:
     """Return the `xtrain control` word of an action: `resume` instead of `pause` for a paused run."""
     return ControlWord.RESUME if action == ControlWord.PAUSE and board.life.state == "paused" else action
 
 
-def refusal(board: "Board | None", action: ControlWord) -> str:
+def refusal(board: Board | None, action: ControlWord) -> str:
     """Return why the run cannot accept the action now; empty if it can."""
     if board is None or board.life.state == "waiting":
         return "the run has not started"
@@ -57,7 +53,7 @@ def refusal(board: "Board | None", action: ControlWord) -> str:
     }.get(action, "the plan of this run does not support this command")
 
 
-def question(board: "Board", action: ControlWord) -> str:
+def question(board: Board, action: ControlWord) -> str:
     """Return the question that asks the reader to confirm `action`."""
     name = name_of(board)
     return {
@@ -70,18 +66,18 @@ def question(board: "Board", action: ControlWord) -> str:
     }[word_of(board, action)]
 
 
-def consequences(board: "Board", action: ControlWord, dataset: str = "") -> list[str]:
+def consequences(board: Board, action: ControlWord, dataset: str = "") -> list[str]:
     """Return sentences that describe what `action` will do, with the facts that the plan has."""
     later = ["The run is still in set-up: the command takes effect at its first step."] if is_starting(board) else []
     return [*_consequences(board, action, dataset), *later]
 
 
-def is_starting(board: "Board | None") -> bool:
+def is_starting(board: Board | None) -> bool:
     """Return True if no step has been trained yet."""
     return board is None or board.life.state in ("waiting", "starting")
 
 
-def _consequences(board: "Board", action: ControlWord, dataset: str) -> list[str]:
+def _consequences(board: Board, action: ControlWord, dataset: str) -> list[str]:
     word = word_of(board, action)
     nodes = {node.id: printable(node.does) for node in (board.planned.nodes if board.planned else ())}
     done = [nodes.get(node, node) for command in commands(board, action)
@@ -108,7 +104,7 @@ def _consequences(board: "Board", action: ControlWord, dataset: str) -> list[str
     return [*_saving(board, done), leaves, "The same command resumes it later."]
 
 
-def _saving(board: "Board", done: list[str]) -> list[str]:
+def _saving(board: Board, done: list[str]) -> list[str]:
     known = board.planned.checkpoint_bytes if board.planned else None
     last = board.run.checkpoint
     num_bytes = last.bytes if last and last.bytes else known
@@ -118,7 +114,7 @@ def _saving(board: "Board", done: list[str]) -> list[str]:
     return [f"Saves {what}{about}.{took}"]
 
 
-def datasets(board: "Board") -> list[tuple[str, str]]:
+def datasets(board: Board) -> list[tuple[str, str]]:
     """Return the datasets that can be evaluated, and the amount of data of each."""
     found = []
     for command in commands(board, ControlWord.EVAL):
@@ -246,7 +242,7 @@ class Question(ModalScreen[str]):
 MOST_DATASETS = 9
 
 
-def which_dataset(board: "Board") -> Question | None:
+def which_dataset(board: Board) -> Question | None:
     """Return the question for the dataset to evaluate; None without a choice."""
     known = datasets(board)[:MOST_DATASETS]
     if len(known) < 2:
@@ -256,7 +252,7 @@ def which_dataset(board: "Board") -> Question | None:
     return Question("Evaluate on which dataset?", said, choices)
 
 
-def confirm(board: "Board", action: ControlWord, dataset: str = "") -> Question:
+def confirm(board: Board, action: ControlWord, dataset: str = "") -> Question:
     """Return a question that states the consequences; for a profile, it also asks for a number."""
     asked, said = question(board, action), consequences(board, action, dataset)
     number = PROFILED if action == ControlWord.PROFILE else None

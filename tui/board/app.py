@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -41,10 +41,7 @@ from xtrain.tui.board.plot import terminal_glyphs
 from xtrain.tui.board.reading import BackgroundReader
 from xtrain.tui.board.terminal import SCREENS, pane_classes
 from xtrain.tui.curves.canvas import UNICODE
-
-if TYPE_CHECKING:
-    from xtrain.tui.model.board import Board
-
+from xtrain.tui.model.board import Board
 
 DARK = Theme(
     name="dark",
@@ -297,7 +294,7 @@ class BoardApp(App[int]):
             self._drawn, self._drawn_at = drawn, now
             self._draw_pane(board)
 
-    def _draw_pane(self, board: "Board") -> None:
+    def _draw_pane(self, board: Board) -> None:
         pane = self._panes.get(self.visited)
         if pane is None:
             return

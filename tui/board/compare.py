@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from textual import work
 from textual.app import ComposeResult
@@ -17,6 +17,7 @@ from xtrain.tui.board.pane import PlottedPane, SearchedPane, Sheet, cursor_keys
 from xtrain.tui.board.plot import Plot, terminal_glyphs
 from xtrain.tui.board.reading import ReadingOthers
 from xtrain.tui.curves.canvas import MOST_LINES
+from xtrain.tui.model.board import Board
 from xtrain.tui.model.find import FoundRun, found_runs
 from xtrain.tui.pages import sheet
 from xtrain.tui.pages import sweeps as sweep_page
@@ -35,10 +36,6 @@ from xtrain.tui.pages.comparison import (
 )
 from xtrain.tui.pages.sheet import ListPage, ListView, joined, rule
 from xtrain.tui.pages.sweeps import trial_lines
-
-if TYPE_CHECKING:
-    from xtrain.tui.model.board import Board
-
 
 # From this height on, settings are also shown below the curves.
 _ROOM_FOR_SETTINGS = 34
@@ -79,8 +76,7 @@ class ComparePane(SearchedPane[Any, Any]):
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(None, id=id)
-        self._board: Board | None = None
+        super().__init__(id=id)
         self._others: list[Path] | None = None
         self._reading = ReadingOthers(lambda: self.post_message(OtherRead()))
         self._key = "loss"
@@ -105,7 +101,7 @@ class ComparePane(SearchedPane[Any, Any]):
     def on_unmount(self) -> None:
         self._reading.close()
 
-    def show(self, board: "Board") -> None:
+    def show(self, board: Board) -> None:
         if self._others is None:
             given = getattr(self.app, "compared", ())
             self._others = [path for path in given if path.absolute() != board.directory.absolute()][: MOST_LINES - 1]
@@ -298,19 +294,11 @@ class SweepPane(PlottedPane[ListView, ListPage]):
         Binding("p", "plot", "curves", tooltip="only the curves, and back"),
         Binding("o", "metric", "objective", tooltip="curves of the objective, or of the training loss"),
     ]
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(ListView(), id=id)
-        self._board: Board | None = None
-        self._of_loss = False
+    _view, _of_loss = ListView(), False
 
     @classmethod
-    def available(cls, board: "Board") -> bool:
+    def available(cls, board: Board) -> bool:
         return board.sweep is not None
-
-    def show(self, board: "Board") -> None:
-        self._board = board
-        self._draw()
 
     def _plot_rows(self, height: int) -> int:
         if self._only_plot or height < _LIST_ROWS + _PLOT_ROWS:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 from rich.cells import cell_len
@@ -13,13 +12,10 @@ from xtrain.records.names import EndStatus
 from xtrain.records.status import ServerStatus
 from xtrain.text.units import duration, plural, printable
 from xtrain.tui.board.pane import Pane
-from xtrain.tui.model.board import last_step, next_step, seconds_left
+from xtrain.tui.model.board import Board, last_step, next_step, seconds_left
+from xtrain.tui.model.planned import Planned
 from xtrain.tui.pages.server_page import is_old
 from xtrain.tui.pages.sheet import left
-
-if TYPE_CHECKING:
-    from xtrain.tui.model.board import Board
-    from xtrain.tui.model.planned import Planned
 
 
 @frozen
@@ -71,7 +67,7 @@ _STYLES = {
 }
 
 
-def name_of(board: "Board") -> str:
+def name_of(board: Board) -> str:
     """Return the name of the run: of its experiment, else of its folder."""
     start, planned = board.run.start, board.planned
     return printable((start.name if start else "") or (planned.name if planned else "") or board.directory.name)
@@ -82,7 +78,7 @@ def shortened(text: str, columns: int) -> str:
     return left(text, columns).rstrip()
 
 
-def steps_of(board: "Board") -> int | None:
+def steps_of(board: Board) -> int | None:
     """Return the number of steps of the run; None where unknown."""
     planned = board.planned.steps if board.planned else None
     return board.run.steps or planned
@@ -94,7 +90,7 @@ def unread(seconds: float, *, failing: bool) -> Piece:
     return Piece(f"files {'cannot be' if failing else 'not'} read for {duration(seconds)}", "reverse $error", 11)
 
 
-def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None = None) -> Content:
+def head(board: Board, width: int, *, frozen_at: str = "", old: Piece | None = None) -> Content:
     """Return the head line, `width` columns wide. frozen_at: time at which the view was frozen, empty if it is not.
     old: notice of `unread` if files are no longer read; the end of the run is unknown then."""
     server, name = board.server, name_of(board)
@@ -114,7 +110,7 @@ def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None =
     return line((*first, *pieces), width)
 
 
-def _about_run(board: "Board", *, with_end: bool) -> tuple[Piece, ...]:
+def _about_run(board: Board, *, with_end: bool) -> tuple[Piece, ...]:
     run, steps = board.run, steps_of(board)
     share = board.step / steps if steps else None
     left = seconds_left(board) if board.life.state == "training" and with_end else None
@@ -169,7 +165,7 @@ class Next:
     every_seconds: float | None = None
 
 
-def upcoming(board: "Board") -> list[Next]:
+def upcoming(board: Board) -> list[Next]:
     """Return the next event of each tick, nearest first; ticks by the clock come last."""
     planned, step, last = board.planned, board.step, last_step(board)
     if planned is None or board.life.over:
@@ -185,7 +181,7 @@ def upcoming(board: "Board") -> list[Next]:
     return sorted(known, key=lambda each: math.inf if each.in_steps is None else each.in_steps)
 
 
-def _at_last(planned: "Planned", last: int, in_steps: int, *, stops: bool) -> list[Next]:
+def _at_last(planned: Planned, last: int, in_steps: int, *, stops: bool) -> list[Next]:
     """Return the events after the last step of this start. stops: the run stops before its end."""
     event = "stop_at" if stops else "finish"
     if stops and any(tick.stop and next_step(tick, planned.step_tokens, last - 1) == last for tick in planned.ticks):
@@ -210,7 +206,7 @@ def when(each: Next, seconds_per_step: float | None) -> str:
     return f"in {plural(each.in_steps, 'step')}{about}"
 
 
-def stretches(board: "Board") -> list[tuple[str, bool]]:
+def stretches(board: Board) -> list[tuple[str, bool]]:
     """Return the phases of the run in order, and True for the one that it is in; empty while its length is unknown."""
     planned, steps = board.planned, steps_of(board)
     if planned is None or not steps:

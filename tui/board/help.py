@@ -1,7 +1,6 @@
 """Keys: the bottom line and the help screen, both made of the bindings."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -15,11 +14,8 @@ from xtrain.records.names import ControlWord
 from xtrain.tui.board.actions import refusal
 from xtrain.tui.board.head import Piece, stack
 from xtrain.tui.board.pane import Pane
+from xtrain.tui.model.board import Board
 from xtrain.tui.pages.sheet import left, wrapped
-
-if TYPE_CHECKING:
-    from xtrain.tui.model.board import Board
-
 
 _SIGNS = {
     "question_mark": "?", "slash": "/", "plus": "+", "minus": "-", "left": "←", "right": "→", "up": "↑", "down": "↓",
@@ -48,7 +44,7 @@ def hint(key: str, label: str, *, enabled: bool = True, weight: int = 0, action:
     return Piece(text if enabled else f"({text})", "" if enabled else "$text-muted", weight, action)
 
 
-def app_keys(board: "Board | None", *, view_is_frozen: bool) -> tuple[Piece, ...]:
+def app_keys(board: Board | None, *, view_is_frozen: bool) -> tuple[Piece, ...]:
     """Return the keys that are the same on every screen."""
     paused = board is not None and board.life.state == "paused"
     keys = [
@@ -78,7 +74,7 @@ def keys_of(nodes: Iterable[DOMNode | None]) -> list[Piece]:
 Group = tuple[str, tuple[tuple[str, str, str], ...]]
 
 
-def group(title: str, bindings: Iterable[BindingType], board: "Board | None" = None) -> Group:
+def group(title: str, bindings: Iterable[BindingType], board: Board | None = None) -> Group:
     """Return the group of the bindings that have a tooltip, in their order."""
     known = [binding for binding in bindings if isinstance(binding, Binding)]
     keys = (
@@ -89,13 +85,13 @@ def group(title: str, bindings: Iterable[BindingType], board: "Board | None" = N
     return title, tuple(keys)
 
 
-def _why_not(binding: Binding, board: "Board | None") -> str:
+def _why_not(binding: Binding, board: Board | None) -> str:
     asks = binding.action.startswith("ask(")
     return refusal(board, ControlWord(binding.action.split("'")[1])) if asks else ""
 
 
 def all_groups(
-    everywhere: Iterable[BindingType], panes: Iterable[type[Pane]], visited: Pane | None, board: "Board | None"
+    everywhere: Iterable[BindingType], panes: Iterable[type[Pane]], visited: Pane | None, board: Board | None
 ) -> list[Group]:
     """Return the keys of the application, of each pane, and of the parts of the visited one."""
     groups = [group("everywhere", everywhere, board)]

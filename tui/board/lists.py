@@ -1,7 +1,6 @@
 """Datasets, Experts, Events and Server screens."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from textual import events
 from textual.app import ComposeResult
@@ -11,7 +10,9 @@ from textual.widgets import Input
 from xtrain.text.units import whole
 from xtrain.tui.board.pane import ListPane, PlottedPane, RowsPane, SearchedPane, Sheet, cursor_keys
 from xtrain.tui.board.plot import Line, Plot
+from xtrain.tui.model.board import Board
 from xtrain.tui.model.event_log import EventLog
+from xtrain.tui.model.series import Series
 from xtrain.tui.pages import events as event_keys
 from xtrain.tui.pages import experts as expert_page
 from xtrain.tui.pages import server_page
@@ -23,10 +24,6 @@ from xtrain.tui.pages.experts import page as experts_page
 from xtrain.tui.pages.mixture import MixtureTable, least_rows, mixture, several
 from xtrain.tui.pages.mixture import page as datasets_page
 from xtrain.tui.pages.sheet import ListPage, ListView
-
-if TYPE_CHECKING:
-    from xtrain.tui.model.board import Board
-
 
 _DATASETS_PLOT_ROWS = 7
 _TABLE_ROWS = 6
@@ -48,36 +45,24 @@ class DatasetsPane(RowsPane[ListView, ListPage]):
         *cursor_keys("dataset"),
         Binding("v", "curves", "curves", tooltip="losses, held-out losses, data wait"),
     ]
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(ListView(), id=id)
-        self._mixture = MixtureTable()
-        self._step = 0
-        self._version: object = None
-        self._curves = 0
-        self._beside, self._only_plot = True, False
-        self._board: Board | None = None
+    _view, _mixture, _version = ListView(), MixtureTable(), -1
+    _curves, _beside, _only_plot = 0, True, False
 
     @classmethod
-    def available(cls, board: "Board") -> bool:
+    def available(cls, board: Board) -> bool:
         return several(board)
 
     def compose(self) -> ComposeResult:
-        yield Sheet()
+        yield from super().compose()
         yield Plot()
 
-    def show(self, board: "Board") -> None:
-        if board.version == self._version:
-            return
-        self._version, self._board = board.version, board
-        self._mixture, self._step = mixture(board), board.step
-        self._plot()
-        self._draw()
+    def show(self, board: Board) -> None:
+        if board.version != self._version:
+            self._version, self._mixture = board.version, mixture(board)
+            self._plot(board.series)
+            super().show(board)
 
-    def _plot(self) -> None:
-        if self._board is None:
-            return
-        series = self._board.series
+    def _plot(self, series: Series) -> None:
         title, key = _CURVES[self._curves]
         if not key:
             x, y = series.xy("data_seconds")
@@ -90,14 +75,14 @@ class DatasetsPane(RowsPane[ListView, ListPage]):
     def _draw(self) -> None:
         sheet = self.query_one(Sheet)
         width, height = self.content_size
-        if not width or not height:
+        if not width or not height or self._board is None:
             return
         # Without room for some of the table and a plot, `v` switches between the two.
         self._beside = height - _DATASETS_PLOT_ROWS >= min(_TABLE_ROWS, least_rows(self._mixture))
         only_plot = self._only_plot and not self._beside
         sheet.display, self.query_one(Plot).display = not only_plot, self._beside or only_plot
         most = height - _DATASETS_PLOT_ROWS if self._beside else height
-        self._page = datasets_page(self._mixture, self._view, width, most, step=self._step)
+        self._page = datasets_page(self._mixture, self._view, width, most, step=self._board.step)
         self._view = self._page.view
         sheet.styles.height = len(self._page.rows)
         sheet.draw(self._page.rows)
@@ -109,8 +94,9 @@ class DatasetsPane(RowsPane[ListView, ListPage]):
             self._only_plot = self._curves > 0
         else:
             self._only_plot = True
-        self._plot()
-        self._draw()
+        if self._board is not None:
+            self._plot(self._board.series)
+            self._draw()
 
 
 AUX_LOSS = "moe/aux_loss"
@@ -131,46 +117,42 @@ class ExpertsPane(PlottedPane[ExpertsView, ExpertsPage]):
         Binding("o", "do('reordered')", "order", tooltip="the most uneven layer first, or by number"),
         Binding("a", "plot", "aux loss", tooltip="only the load-balancing loss, and back"),
     ]
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(ExpertsView(), id=id)
-        self._loads: tuple[LayerLoad, ...] = ()
-        self._facts: list[str] = []
-        self._version: object = None
+    _view, _version = ExpertsView(), -1
+    _loads: tuple[LayerLoad, ...] = ()
 
     @classmethod
-    def available(cls, board: "Board") -> bool:
+    def available(cls, board: Board) -> bool:
         planned = board.planned
         if planned is not None and (whole(_architecture(board).get("experts")) or 0) > 1:
             return True
         return AUX_LOSS in board.series.keys or any(key.startswith("moe/") for key in board.series.last.rest)
 
-    def show(self, board: "Board") -> None:
-        if board.series.version == self._version:
-            return
-        self._version = board.series.version
-        # A record without loads, as of a step that was skipped, leaves those that were there.
-        self._loads = layer_loads(board.series.last.rest) or self._loads
-        self._facts = _facts(board, self._loads)
-        x, y = board.series.xy(AUX_LOSS)
-        self.query_one(Plot).show([Line("aux loss", x, y)], title="aux loss (1: balanced)")
-        self._draw()
+    def show(self, board: Board) -> None:
+        if board.series.version != self._version:
+            self._version = board.series.version
+            # A record without loads, as of a step that was skipped, leaves those that were there.
+            self._loads = layer_loads(board.series.last.rest) or self._loads
+            line = Line("aux loss", *board.series.xy(AUX_LOSS))
+            self.query_one(Plot).show([line], title="aux loss (1: balanced)")
+            super().show(board)
 
     def _plot_rows(self, height: int) -> int:
         spare = height - 12 - max(1, len(self._loads))
         beside = spare >= _EXPERTS_PLOT_ROWS or height >= 30
         return min(_MOST_PLOT_ROWS, max(_EXPERTS_PLOT_ROWS, spare)) if beside else 0
 
-    def _new_page(self, width: int, height: int) -> ExpertsPage:
-        return experts_page(self._loads, self._view, width, height, facts=self._facts)
+    def _new_page(self, width: int, height: int) -> ExpertsPage | None:
+        if self._board is None:
+            return None
+        return experts_page(self._loads, self._view, width, height, facts=_facts(self._board, self._loads))
 
 
-def _architecture(board: "Board") -> dict[str, object]:
+def _architecture(board: Board) -> dict[str, object]:
     found = board.planned.content.get("architecture") if board.planned else None
     return found if isinstance(found, dict) else {}
 
 
-def _facts(board: "Board", loads: tuple[LayerLoad, ...]) -> list[str]:
+def _facts(board: Board, loads: tuple[LayerLoad, ...]) -> list[str]:
     """Return `4 layers of 8 experts`, `2 a token`, `step 60`."""
     planned, parts = _architecture(board), []
     if loads:
@@ -187,6 +169,8 @@ class EventsPane(SearchedPane[EventsView, EventsPage]):
     title = "Events"
     short = "Event"
     keys = event_keys
+    searches = "only events and lines with this text; enter keeps the filter, esc removes it"
+    _view, _log, _directory = EventsView(), EventLog(), Path()
 
     BINDINGS = [  # noqa: RUF012
         *cursor_keys("event"),
@@ -201,16 +185,7 @@ class EventsPane(SearchedPane[EventsView, EventsPage]):
         Binding("escape", "back", "back", show=False),
     ]  # fmt: skip
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(EventsView(), id=id)
-        self._log = EventLog()
-        self._directory = Path()
-
-    def compose(self) -> ComposeResult:
-        yield Sheet()
-        yield Input("", "only events and lines with this text; enter keeps the filter, esc removes it", compact=True)
-
-    def show(self, board: "Board") -> None:
+    def show(self, board: Board) -> None:
         if self._page is None or board.events.version != self._log.version or board.events is not self._log:
             self._log, self._directory = board.events, board.directory
             self._draw()
@@ -245,7 +220,7 @@ class ServerPane(ListPane):
     short = "Serve"
 
     @classmethod
-    def available(cls, board: "Board") -> bool:
+    def available(cls, board: Board) -> bool:
         return board.server is not None
 
     def _new_page(self, width: int, height: int) -> ListPage | None:

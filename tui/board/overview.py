@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 from textual.app import ComposeResult
@@ -17,19 +16,16 @@ from xtrain.tui.board.pane import Pane, RefreshLimiter, TextBlock
 from xtrain.tui.board.plot import Line, Plot
 from xtrain.tui.event_text import cause, failed
 from xtrain.tui.lines.plain import command_of_model, going_on, more_of_it, outcome, short_path, succeeded
+from xtrain.tui.model.board import Board
 from xtrain.tui.model.planned import PlannedTimes
 from xtrain.tui.pages.node_times import step_cost
 from xtrain.tui.pages.sheet import left, wrapped
-
-if TYPE_CHECKING:
-    from xtrain.tui.model.board import Board
-
 
 # Width of a figure's name.
 NAME_COLUMNS = 10
 
 
-def evaluated(board: "Board") -> list[tuple[str, str, int | None]]:
+def evaluated(board: Board) -> list[tuple[str, str, int | None]]:
     """Return the latest evaluation of each dataset: its name, its loss or accuracy, and the step."""
     return [
         (name, decimal(found.loss, 4) if found.acc is None else f"acc {share(found.acc)}", found.step)
@@ -37,7 +33,7 @@ def evaluated(board: "Board") -> list[tuple[str, str, int | None]]:
     ]
 
 
-def figures(board: "Board") -> list[tuple[str, str]]:
+def figures(board: Board) -> list[tuple[str, str]]:
     """Return the most important figures, by name."""
     last = board.series.last
     cost = step_cost(last, None)
@@ -57,7 +53,7 @@ def figures(board: "Board") -> list[tuple[str, str]]:
     ]
 
 
-def _evaluation(board: "Board") -> tuple[str, str]:
+def _evaluation(board: Board) -> tuple[str, str]:
     """Return the held-out loss under the name of its dataset; with several datasets, only their number."""
     found = evaluated(board)
     if len(found) != 1:
@@ -76,7 +72,7 @@ class FigureRow:
     off: float | None = None
 
 
-def comparison(board: "Board") -> list[FigureRow]:
+def comparison(board: Board) -> list[FigureRow]:
     """Return actual next to planned values; `n/a` where the plan or the run does not know one."""
     last, planned = board.series.last, board.planned
     times = (planned and planned.times) or PlannedTimes()
@@ -103,7 +99,7 @@ def comparison(board: "Board") -> list[FigureRow]:
     ]  # fmt: skip
 
 
-def _groups(board: "Board") -> list[FigureRow]:
+def _groups(board: Board) -> list[FigureRow]:
     """Return the replica groups that take part in steps, where there are several."""
     found = board.run.replicas
     if found is None:
@@ -141,7 +137,7 @@ _BAND: dict[str, str] = {
 }
 
 
-def verdict(board: "Board", width: int, *, tall: bool) -> list[Content]:
+def verdict(board: Board, width: int, *, tall: bool) -> list[Content]:
     """Return how the run ended and what to do next; empty while it is running."""
     if not board.life.over:
         return []
@@ -152,7 +148,7 @@ def verdict(board: "Board", width: int, *, tall: bool) -> list[Content]:
     return [*empty, *band, *empty, *said]
 
 
-def alerts(board: "Board", width: int, *, most: int) -> list[Content]:
+def alerts(board: Board, width: int, *, most: int) -> list[Content]:
     """Return the raised alerts, newest first, one line each."""
     in_headline = ("lost",) if board.life.state == "lost" else ()  # by the verdict, in larger letters
     newest = sorted(
@@ -168,7 +164,7 @@ def alerts(board: "Board", width: int, *, most: int) -> list[Content]:
     return lines
 
 
-def figure_lines(board: "Board", width: int) -> list[Content]:
+def figure_lines(board: Board, width: int) -> list[Content]:
     """Return the figures in as many columns as fit."""
     cells = []
     for name, value in figures(board):
@@ -184,7 +180,7 @@ def figure_lines(board: "Board", width: int) -> list[Content]:
     return [Content("").join(each.pad_right(wide - each.cell_length) for each in row) for row in rows_of]
 
 
-def lower(board: "Board", width: int, rows: int) -> list[Content]:
+def lower(board: Board, width: int, rows: int) -> list[Content]:
     """Return the comparison with the plan and the next events, in at most `rows` lines."""
     if width >= BESIDE_COLUMNS:
         left = table(board, rows)
@@ -201,7 +197,7 @@ def lower(board: "Board", width: int, rows: int) -> list[Content]:
     return [*above, *below]
 
 
-def table(board: "Board", rows: int) -> list[Content]:
+def table(board: Board, rows: int) -> list[Content]:
     """Return actual next to planned values, in at most `rows` lines; rows with unknown values are dropped first."""
     known = comparison(board)
     while len(known) > max(1, rows - 1):
@@ -225,7 +221,7 @@ def table(board: "Board", rows: int) -> list[Content]:
     return lines
 
 
-def schedule(board: "Board", width: int, rows: int) -> list[Content]:
+def schedule(board: Board, width: int, rows: int) -> list[Content]:
     """Return progress, next events, and the last checkpoint and evaluation, in at most `rows` lines; the most important
     are kept."""
     wanted: list[tuple[int, Content]] = []  # (weight, line), in the order in which they are shown
@@ -250,7 +246,7 @@ def _said(name: str, text: str) -> Content:
     return Content.assemble((f" {name:<5} ", "$text-muted"), text)
 
 
-def _saved(board: "Board") -> str:
+def _saved(board: Board) -> str:
     saved = board.run.checkpoint
     if saved is None:
         return "nothing yet"
@@ -260,7 +256,7 @@ def _saved(board: "Board") -> str:
     return ", ".join(parts)
 
 
-def _bar(board: "Board", width: int) -> Content:
+def _bar(board: Board, width: int) -> Content:
     steps = steps_of(board)
     progress = min(1.0, board.step / steps) if steps else 0.0
     said = f" {progress:.1%}"
@@ -277,7 +273,7 @@ def _phases(found: Sequence[tuple[str, bool]]) -> Content:
     return Content.assemble((" phase ", "$text-muted")) + Content(" › ").join(parts)
 
 
-def headline(board: "Board") -> str:
+def headline(board: Board) -> str:
     """Return one line on how the run ended."""
     run, life = board.run, board.life
     if life.state == "lost":
@@ -289,7 +285,7 @@ def headline(board: "Board") -> str:
     return printable(", ".join(parts))
 
 
-def _time_taken(board: "Board") -> str:
+def _time_taken(board: Board) -> str:
     """Return ` in 4m02s`; for a resumed run, also the steps of this start."""
     run = board.run
     if run.end is None or run.end.seconds is None:
@@ -298,7 +294,7 @@ def _time_taken(board: "Board") -> str:
     return f"{own} in {duration(run.end.seconds)}"
 
 
-def advice(board: "Board") -> list[str]:
+def advice(board: Board) -> list[str]:
     """Return what to do next, the most helpful first."""
     run, directory = board.run, board.directory
     if succeeded(run):
@@ -335,7 +331,7 @@ class OverviewPane(Pane):
     """
 
     @classmethod
-    def available(cls, board: "Board") -> bool:
+    def available(cls, board: Board) -> bool:
         return board.server is None
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -354,7 +350,7 @@ class OverviewPane(Pane):
             yield Plot(id="norm-plot")
         yield TextBlock(id="lower")
 
-    def show(self, board: "Board") -> None:
+    def show(self, board: Board) -> None:
         """Draw `board`: text takes the rows it needs; the plot takes the rest if that is enough."""
         width, height = self.size
         if not width or not height:
@@ -384,7 +380,7 @@ class OverviewPane(Pane):
     def _put(self, name: str, lines: "list[Content]") -> None:
         self.query_one(f"#{name}", TextBlock).show(stack(lines), rows=len(lines))
 
-    def _plot_in_time(self, board: "Board", width: int, height: int) -> None:
+    def _plot_in_time(self, board: Board, width: int, height: int) -> None:
         """Draw the curves if they have changed and it is time again; at once where their space is another."""
         space, version = (id(board.series), width, height), board.series.version
         if self._plotted[:1] == (space,):
@@ -395,7 +391,7 @@ class OverviewPane(Pane):
         with self._sparing.spending():
             self._plot(board, width)
 
-    def _plot(self, board: "Board", width: int) -> None:
+    def _plot(self, board: Board, width: int) -> None:
         series = board.series
         lines = [Line(key, *series.xy(key)) for key in _minimised(board)]
         evaluations = [key for key in series.keys if key.startswith("eval/") and key.endswith("/loss")]
@@ -410,7 +406,7 @@ class OverviewPane(Pane):
             second.show([Line("grad norm", *series.xy("grad_norm"))], title="gradient norm")
 
 
-def _minimised(board: "Board") -> tuple[str, ...]:
+def _minimised(board: Board) -> tuple[str, ...]:
     """Return the keys of the loss and, where another value is minimized, of the objective."""
     last = board.series.last
     return ("loss", "objective") if last.objective not in (None, last.loss) else ("loss",)

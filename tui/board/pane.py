@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic, thread_time
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -15,15 +15,12 @@ from textual.content import Content
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
-from textual.widgets import Input
+from textual.widgets import Input, Static
 
 from xtrain.tui.board.plot import Plot
+from xtrain.tui.model.board import Board
 from xtrain.tui.pages import sheet as list_page
 from xtrain.tui.pages.sheet import ListPage, ListView, Row, cells
-
-if TYPE_CHECKING:
-    from xtrain.tui.model.board import Board
-
 
 # Share of the time that updates of one screen may take; and seconds that are not counted.
 SHARE = 0.05
@@ -51,22 +48,15 @@ class RefreshLimiter:
         self._next = self._clock() + (spent / SHARE if spent > FREE else 0.0)
 
 
-class TextBlock(Widget):
+class TextBlock(Static):
     """Lines of text, cut at the edge and never wrapped: the caller makes them for the width."""
 
     DEFAULT_CSS = """
     TextBlock { height: 1; width: 1fr; text-wrap: nowrap; text-overflow: ellipsis; }
     """
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
-        self._content = Content()
-        self._rows: int | None = None
-
-    @property
-    def text(self) -> str:
-        """The text shown."""
-        return self._content.plain
+    _shown = Content()
+    _rows: int | None = None
 
     def show(self, content: Content, *, rows: int | None = None) -> None:
         """Show `content` from now on, in `rows` rows of the screen (None: as many as it has now)."""
@@ -74,12 +64,9 @@ class TextBlock(Widget):
             self._rows = rows
             self.display = rows > 0
             self.styles.height = rows
-        if not self._content.is_same(content):
-            self._content = content
-            self.refresh()
-
-    def render(self) -> Content:
-        return self._content
+        if not self._shown.is_same(content):
+            self._shown = content
+            self.update(content, layout=False)
 
 
 class Sheet(Widget, can_focus=True):
@@ -172,11 +159,11 @@ class Pane(Widget):
     """
 
     @classmethod
-    def available(cls, board: "Board") -> bool:
+    def available(cls, board: Board) -> bool:
         """Return True if this run has anything to show here; other panes are not on the tab line."""
         return True
 
-    def show(self, board: "Board") -> None:
+    def show(self, board: Board) -> None:
         """Draw `board`. It may be called before the run has a plan, a rank or a step."""
         raise NotImplementedError
 
@@ -197,7 +184,7 @@ PageT = TypeVar("PageT", bound=DrawnPage)
 class RowsPane(Pane, Generic[ViewT, PageT]):
     """Screen whose rows follow from its data and the reader's choices.
 
-    _view: the choices. _page: the page drawn last, None before.
+    _view: the choices, at first from the class. _page: the page drawn last, None before.
     """
 
     nothing: ClassVar[str] = ""
@@ -205,12 +192,15 @@ class RowsPane(Pane, Generic[ViewT, PageT]):
     keys: ClassVar[ModuleType]
     """Key functions: each takes the drawn page and returns the next view."""
     _view: ViewT
-    _page: PageT | None
+    _page: PageT | None = None
+    _board: Board | None = None
 
-    def __init__(self, view: ViewT, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._view = view
-        self._page = None
+    def compose(self) -> ComposeResult:
+        yield Sheet()
+
+    def show(self, board: Board) -> None:
+        self._board = board
+        self._draw()
 
     def _new_page(self, width: int, height: int) -> PageT | None:
         """Return the page of the known data in the view; None without data."""
@@ -261,17 +251,7 @@ class ListPane(RowsPane[ListView, ListPage]):
 
     keys = list_page
     BINDINGS = cursor_keys("row")
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(ListView(), id=id)
-        self._board: Board | None = None
-
-    def compose(self) -> ComposeResult:
-        yield Sheet()
-
-    def show(self, board: "Board") -> None:
-        self._board = board
-        self._draw()
+    _view = ListView()
 
 
 class PlottedPane(RowsPane[ViewT, PageT]):
@@ -280,10 +260,7 @@ class PlottedPane(RowsPane[ViewT, PageT]):
     DEFAULT_CSS = """
     PlottedPane { layout: vertical; }
     """
-
-    def __init__(self, view: ViewT, *, id: str | None = None) -> None:
-        super().__init__(view, id=id)
-        self._only_plot = False
+    _only_plot = False
 
     def compose(self) -> ComposeResult:
         yield Sheet()
@@ -320,6 +297,12 @@ class SearchedPane(RowsPane[ViewT, PageT]):
     SearchedPane Input { height: 1; border: none; padding: 0 1; display: none; }
     SearchedPane.searching Input { display: block; }
     """
+    searches: ClassVar[str]
+    """Prompt of the search line."""
+
+    def compose(self) -> ComposeResult:
+        yield from super().compose()
+        yield Input(placeholder=self.searches, compact=True)
 
     def action_search(self) -> None:
         """Ask for a text."""

@@ -1,14 +1,12 @@
 """Plan and Ranks screens: the graph of the plan with times, and the mesh as a heat map."""
 
-from typing import TYPE_CHECKING
-
 from attrs import evolve
 from textual import events
-from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
 
 from xtrain.tui.board.pane import RefreshLimiter, RowsPane, SearchedPane, Sheet, cursor_keys
+from xtrain.tui.model.board import Board
 from xtrain.tui.pages import plan_view
 from xtrain.tui.pages import rank_view as rank_keys
 from xtrain.tui.pages.plan_rows import PlanFactRows, PlanFacts
@@ -17,9 +15,6 @@ from xtrain.tui.pages.plan_view import page as plan_page
 from xtrain.tui.pages.rank_figures import RankFactRows, RankFacts
 from xtrain.tui.pages.rank_view import RankPage, RankView, at_cell
 from xtrain.tui.pages.rank_view import page as ranks_page
-
-if TYPE_CHECKING:
-    from xtrain.tui.model.board import Board
 
 
 class PlanPane(SearchedPane[PlanView, PlanPage]):
@@ -30,6 +25,8 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
     short = "Plan"
     keys = plan_view
     nothing = "The run has no plan yet."
+    searches = "search nodes: words of an id, a description, an axis"
+    _view = PlanView()
 
     BINDINGS = [  # noqa: RUF012
         *cursor_keys("node"),
@@ -47,17 +44,13 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(PlanView(), id=id)
+        super().__init__(id=id)
         self._facts = PlanFactRows()
         self._sparing = RefreshLimiter()
         self._known: PlanFacts | None = None
         self._placed = False
 
-    def compose(self) -> ComposeResult:
-        yield Sheet()
-        yield Input(placeholder="search nodes: words of an id, a description, an axis", compact=True)
-
-    def show(self, board: "Board") -> None:
+    def show(self, board: Board) -> None:
         if not self._sparing.due:
             return
         with self._sparing.spending():
@@ -112,6 +105,7 @@ class RanksPane(RowsPane[RankView, RankPage]):
     short = "Ranks"
     keys = rank_keys
     nothing = "No rank has sent a heartbeat yet."
+    _view = RankView()
 
     BINDINGS = [  # noqa: RUF012
         Binding("down,j", "do('moved', 1, 0)", "down", show=False),
@@ -135,15 +129,12 @@ class RanksPane(RowsPane[RankView, RankPage]):
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(RankView(), id=id)
+        super().__init__(id=id)
         self._facts = RankFactRows()
         self._sparing = RefreshLimiter()
         self._known: RankFacts | None = None
 
-    def compose(self) -> ComposeResult:
-        yield Sheet()
-
-    def show(self, board: "Board") -> None:
+    def show(self, board: Board) -> None:
         if self._sparing.due:
             with self._sparing.spending():
                 self._known = self._facts.of(board)

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from attrs import frozen
@@ -12,13 +12,10 @@ from attrs import frozen
 from xtrain.text.units import count, decimal, plural, printable
 from xtrain.tui.curves.canvas import MOST_LINES, Line
 from xtrain.tui.curves.drawing import exact
+from xtrain.tui.model.board import Board
 from xtrain.tui.model.find import FoundRun
 from xtrain.tui.model.planned import Planned
 from xtrain.tui.pages.sheet import PageColumn, Row, block, cells, cut, fit, joined, left, right, row, rule
-
-if TYPE_CHECKING:
-    from xtrain.tui.model.board import Board
-
 
 Axis = Literal["step", "tokens"]
 # For these metrics higher is better, for all others lower.
@@ -32,7 +29,7 @@ class Compared:
 
     label: str
     directory: Path
-    board: "Board | None"
+    board: Board | None
 
     @property
     def state(self) -> str:

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
 from xtrain.records.training_events import EvalEvent
 from xtrain.text.units import brief, count, decimal, plural
+from xtrain.tui.model.board import Board
 from xtrain.tui.model.planned import PlannedPhase
 from xtrain.tui.model.series import Series
 from xtrain.tui.pages.node_times import step_cost
@@ -29,10 +29,6 @@ from xtrain.tui.pages.sheet import (
     rule,
     wrapped,
 )
-
-if TYPE_CHECKING:
-    from xtrain.tui.model.board import Board
-
 
 _LOSS, _ROWS = "loss/", "rows/"
 
@@ -73,7 +69,7 @@ class MixtureTable:
     wait_share: float | None = None
 
 
-def several(board: "Board") -> bool:
+def several(board: Board) -> bool:
     """Return True if a run has more than one dataset."""
     planned = board.planned
     names = set(_planned_names(planned.phases)) if planned else set()
@@ -81,7 +77,7 @@ def several(board: "Board") -> bool:
     return len(names) > 1 or sum(key.startswith(_ROWS) for key in keys) > 1
 
 
-def mixture(board: "Board") -> MixtureTable:
+def mixture(board: Board) -> MixtureTable:
     """Return the table of one instant."""
     series, run = board.series, board.run
     phases = board.planned.phases if board.planned else ()

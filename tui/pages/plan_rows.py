@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from attrs import field, frozen
 
 from xtrain.text.units import brief, duration
+from xtrain.tui.model.board import Board
 from xtrain.tui.model.planned import Planned, PlannedEdge, PlannedNode, PlannedTick
 from xtrain.tui.pages.node_times import (
     Due,
@@ -39,10 +40,6 @@ from xtrain.tui.pages.sheet import (
     right,
     row,
 )
-
-if TYPE_CHECKING:
-    from xtrain.tui.model.board import Board
-
 
 # Kinds in execution order, and their titles.
 KINDS = {
@@ -218,7 +215,7 @@ class PlanFactRows:
         self._arranged: tuple[Planned, Outline] | None = None
         self._last: tuple[int, Mapping[str, Took]] = (-1, {})
 
-    def of(self, board: "Board") -> PlanFacts | None:
+    def of(self, board: Board) -> PlanFacts | None:
         """Return the facts of `board`; None without a plan."""
         plan = board.planned
         if plan is None:

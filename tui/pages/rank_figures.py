@@ -1,7 +1,6 @@
 """Figures of ranks, their heat levels, and sentences about ranks that are lost, stuck, silent or slow."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import field, frozen
@@ -12,14 +11,10 @@ from xtrain.records.names import EndStatus
 from xtrain.records.training_events import RunStartEvent
 from xtrain.text.units import brief, consecutive, duration, size
 from xtrain.tui.event_text import cause
+from xtrain.tui.model.board import Board
 from xtrain.tui.model.life import OneRank, Straggler
-from xtrain.tui.model.planned import PlannedAxis
+from xtrain.tui.model.planned import Planned, PlannedAxis
 from xtrain.tui.pages.node_times import StepTime, StepTimes
-
-if TYPE_CHECKING:
-    from xtrain.tui.model.board import Board
-    from xtrain.tui.model.planned import Planned
-
 
 LEVELS = 10
 
@@ -143,7 +138,7 @@ PROGRESS = Figure("progress", "heartbeat", "seconds without progress: since the 
 FIGURES = (STEP, WORK, DATA, COMMUNICATION, MEMORY, PROGRESS)
 
 
-def planned_memory(plan: "Planned | None", device: str) -> dict[int, int]:
+def planned_memory(plan: Planned | None, device: str) -> dict[int, int]:
     """Return the planned tensor bytes of a rank, by pipeline coordinate; empty for a CPU, where a process holds more
     than the plan counts."""
     if plan is None or device == "cpu":
@@ -193,7 +188,7 @@ def measure(ranks: Sequence[OneRank], figure: Figure, memory: Mapping[int, int])
     return Measured(figure=figure, values=values, scale=around(values, figure.words))
 
 
-def device_of(board: "Board") -> str:
+def device_of(board: Board) -> str:
     """Return `cpu` or `cuda`, the device of the run; empty before its start record."""
     return board.run.start.device if board.run.start else ""
 
@@ -235,7 +230,7 @@ class States:
         return [int(rank) for rank in found[np.argsort(-self.of[found], kind="stable")]]
 
 
-def states(board: "Board") -> States:
+def states(board: Board) -> States:
     """Return the current states of all ranks; a run that ended normally has none to examine."""
     ranks = tuple(board.ranks)
     found = np.full(len(ranks), FINE)
@@ -269,7 +264,7 @@ def _of_pulse(rank: OneRank, slow: bool) -> int:
     return SLOW if slow else FINE
 
 
-def _blamed(board: "Board") -> dict[int, Blame]:
+def _blamed(board: Board) -> dict[int, Blame]:
     """Return the reports of this start's `stuck` events, the latest of each rank."""
     found: dict[int, Blame] = {}
     for entry in reversed(board.events.entries):
@@ -283,7 +278,7 @@ def _blamed(board: "Board") -> dict[int, Blame]:
     return found
 
 
-def sentences(board: "Board", found: States, times: Mapping[str, StepTime]) -> list[tuple[str, int]]:
+def sentences(board: Board, found: States, times: Mapping[str, StepTime]) -> list[tuple[str, int]]:
     """Return sentences on ranks, each with its state, the worst first; one sentence if all is well."""
     ranks, axes = tuple(board.ranks), real_axes(board)
     said: list[tuple[str, int]] = []
@@ -309,7 +304,7 @@ def sentences(board: "Board", found: States, times: Mapping[str, StepTime]) -> l
     return said
 
 
-def _well(board: "Board", ranks: Sequence[OneRank]) -> str:
+def _well(board: Board, ranks: Sequence[OneRank]) -> str:
     if board.life.state == "ended":
         return f"the run has ended: {board.life.in_words}"
     if board.life.state == "lost":
@@ -368,7 +363,7 @@ def worst_node(rank: OneRank, times: Mapping[str, StepTime]) -> tuple[str, float
     return node, more.get(node, 0.0)
 
 
-def real_axes(board: "Board") -> tuple[str, ...]:
+def real_axes(board: Board) -> tuple[str, ...]:
     """Return the axes of the mesh with more than one rank."""
     return tuple(axis.name for axis in board.planned.axes if axis.size > 1) if board.planned else ()
 
@@ -443,7 +438,7 @@ class RankFactRows:
     def __init__(self) -> None:
         self._times = StepTimes()
 
-    def of(self, board: "Board") -> RankFacts | None:
+    def of(self, board: Board) -> RankFacts | None:
         """Return the facts of `board`; None while no ranks are known."""
         if not len(board.ranks):
             return None

@@ -16,7 +16,7 @@ BLANK: Row = ()
 
 
 # Signs of the screens; each shows its meaning by its shape, with and without color. The replacements for a terminal
-# without UTF-8 are in `board/plain_signs.py`.
+# without UTF-8 are in `board/app.py`.
 CUT = "…"
 UNDER_WAY, DONE, DEAD = "▶", "✓", "✗"
 STUCK_SIGN, SILENT_SIGN, OVER_SIGN = "!", "?", "+"

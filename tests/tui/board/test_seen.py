@@ -39,8 +39,8 @@ def test_overview(run, size):
         async with opened(run, size) as (app, pilot):
             await pilot.pause()
             # Curves have tests of their own.
-            text = "\n".join(block.text for block in app.screen.query(TextBlock) if block.display and block.text)
-            compare(f"overview-{size[0]}x{size[1]}", text)
+            shown = (str(block.visual) for block in app.screen.query(TextBlock) if block.display)
+            compare(f"overview-{size[0]}x{size[1]}", "\n".join(filter(None, shown)))
 
     played(play())
 
