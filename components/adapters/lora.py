@@ -1,8 +1,5 @@
 """`adapter lora { … }`: low-rank adaptation (Hu et al. 2021, arXiv 2106.09685)."""
 
-import json
-import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod, sqrt
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
@@ -12,8 +9,8 @@ from attrs import evolve, frozen
 from xtrain.blocks.adapted import AdaptedBlock, AdaptedMatrix
 from xtrain.blocks.block import BlockPiece
 from xtrain.blocks.op_trace import MATMUL, TP, CollectiveCall, TracedTensor
+from xtrain.components.adapters._lora_peft import by_name, peft_values, settings_of_peft
 from xtrain.contracts.models import PlannedAdapter
-from xtrain.dsl.evaluation.values import is_number
 from xtrain.dsl.schema.adapters import ADAPTERS, DROPOUT_CHUNK, begun_from, trained_in_full
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import Resuming
@@ -27,11 +24,8 @@ from xtrain.plan.parameters import (
     is_target,
     matrices_of,
     name_of,
-    patterns_of,
-    targets_of,
 )
-from xtrain.plan.peft import PeftFolder, PeftMatrix, PeftUnreadable
-from xtrain.text.units import plural
+from xtrain.plan.peft import PeftFolder
 
 if TYPE_CHECKING:
     from xtrain.blocks.tracer import Tracer
@@ -128,92 +122,16 @@ class Lora(PlannedAdapter):
     free = frozenset({"init", "dropout"})
 
     def of_peft(self, folder: PeftFolder, arch: Architecture) -> dict[str, tuple[Any, str]]:
-        for key in ("r", "lora_alpha"):
-            self._positive(folder, key, folder.config.get(key, 8))
-        rslora, dora = (self._switch(folder, key) for key in ("use_rslora", "use_dora"))
-        for key in ("rank_pattern", "alpha_pattern"):
-            patterns = folder.config.get(key, {})
-            if not isinstance(patterns, dict):
-                message = f"`{key}` is {json.dumps(patterns)} in {folder.place(key)}"
-                raise PeftUnreadable("X522", message, "it must be an object with a number for each pattern")
-            for pattern, value in patterns.items():
-                self._positive(folder, key, value)
-                try:
-                    re.compile(pattern)
-                except re.error as error:
-                    message = f"`{pattern}` is no pattern in `{key}` of {folder.place(key)}: {error}"
-                    raise PeftUnreadable("X522", message, "it must be a regular expression") from error
-        for matrix in folder.matrices:
-            self._compare_rank(folder, matrix)
-        ranks = {matrix.parameter: matrix.rank for matrix in folder.matrices}
-        alphas = {matrix.parameter: self._alpha(folder, matrix) for matrix in folder.matrices}
-        rank, other_ranks = _by_name(arch, ranks, folder.config.get("r", 8))
-        alpha, other_alphas = _by_name(arch, alphas, float(folder.config.get("lora_alpha", 8)))
-        return {
-            "rank": (rank, "r"),
-            "ranks": (other_ranks, "rank_pattern"),
-            "alpha": (alpha, "lora_alpha"),
-            "alphas": (other_alphas, "alpha_pattern"),
-            "scaling": ("rslora" if rslora else "standard", "use_rslora"),
-            "dropout": (float(self._dropout(folder)), "lora_dropout"),
-            "dora": (dora, "use_dora"),
-            "targets": (targets_of(arch, {matrix.parameter for matrix in folder.matrices}), "target_modules"),
-            "train": (folder.full, "modules_to_save"),
-        }
-
-    @staticmethod
-    def _switch(folder: PeftFolder, key: str) -> bool:
-        if isinstance(value := folder.config.get(key, False), bool):
-            return value
-        message = f"`{key}` is {json.dumps(value)} in {folder.place(key)}"
-        raise PeftUnreadable("X522", message, "it must be true or false")
-
-    @staticmethod
-    def _positive(folder: PeftFolder, key: str, value: Any) -> None:
-        if not is_number(value) or value <= 0:
-            message = f"`{key}` is {json.dumps(value)} in {folder.place(key)}"
-            raise PeftUnreadable("X522", message, "it must be a number above 0")
-
-    @staticmethod
-    def _dropout(folder: PeftFolder) -> float:
-        share = folder.config.get("lora_dropout", 0.0)
-        if not is_number(share) or not 0 <= share < 1:
-            message = f"`lora_dropout` is {json.dumps(share)} in {folder.place('lora_dropout')}"
-            raise PeftUnreadable("X522", message, "it must be a number from 0 up to, but not including, 1")
-        return share
-
-    @staticmethod
-    def _compare_rank(folder: PeftFolder, matrix: PeftMatrix) -> None:
-        module = matrix.modules[0]
-        found = folder.pattern("rank_pattern", module)
-        key, said = ("r", folder.config.get("r", 8)) if found is None else ("rank_pattern", found)
-        if matrix.rank != said:
-            rows = f"lora_A of {module} has {plural(matrix.rank, 'row')}"
-            message = f"{rows}, and `{key}` in {folder.place(key)} says {json.dumps(said)}"
-            raise PeftUnreadable(
-                "X522", message, "copy both files of the folder again: they belong to different adapters"
-            )
-
-    @staticmethod
-    def _alpha(folder: PeftFolder, matrix: PeftMatrix) -> float:
-        own = {folder.pattern("alpha_pattern", module) for module in matrix.modules}
-        if len(own) > 1:
-            message = f"experts of {matrix.parameter} have different alphas in {folder.place('alpha_pattern')}"
-            raise PeftUnreadable("X522", message, "give all experts of a layer the same")
-        found = own.pop()
-        return float(folder.config.get("lora_alpha", 8) if found is None else found)
+        return settings_of_peft(folder, arch)
 
     def for_peft(self, matrices: Sequence[tuple[int | None, BlockParameter, tuple[str, ...]]]) -> dict[str, Any]:
-        assert not isinstance(self.alpha, Auto)
+        alpha = self.alpha
+        assert not isinstance(alpha, Auto)
         own = {module: self._values(layer, matrix) for layer, matrix, modules in matrices for module in modules}
         # PEFT reads no patterns for routed experts: their values are the defaults, for which patterns give exceptions.
         usual = next((self._values(layer, matrix) for layer, matrix, _ in matrices if matrix.expert), None)
-        rank, alpha = usual or (self.rank, self.alpha)
         return {
-            "r": rank,
-            "rank_pattern": _patterns({module: each for module, (each, _) in own.items()}, rank),
-            "lora_alpha": _plain(alpha),
-            "alpha_pattern": _patterns({module: _plain(each) for module, (_, each) in own.items()}, _plain(alpha)),
+            **peft_values(own, usual or (self.rank, alpha)),
             "lora_dropout": self.dropout if usual is None else 0.0,  # PEFT has no dropout for routed experts
             "use_dora": self.dora,
             "use_rslora": self.scaling == "rslora",
@@ -316,8 +234,8 @@ class Lora(PlannedAdapter):
                 rank, scale = times * max(expert.rank for expert in experts), experts[0].scale
             ranks[name_of(layer, name)] = rank
             alphas[name_of(layer, name)] = scale * (sqrt(rank) if scaling == "rslora" else rank)
-        rank, other_ranks = _by_name(arch, ranks, times * self.rank)
-        alpha, other_alphas = _by_name(arch, alphas, None)
+        rank, other_ranks = by_name(arch, ranks, times * self.rank)
+        alpha, other_alphas = by_name(arch, alphas, None)
         return evolve(
             self, init="default", scaling=scaling, rank=rank, ranks=other_ranks, alpha=alpha, alphas=other_alphas
         )
@@ -384,37 +302,6 @@ class Lora(PlannedAdapter):
             by_input=matrix.cut == "row",
             pissa=self.decomposes,
         )
-
-
-def _by_name(arch: Architecture, values: Mapping[str, Any], usual: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the most common value (`usual` if any matrix has it), and name patterns for the other values."""
-    if usual not in values.values():
-        usual = Counter(values.values()).most_common(1)[0][0]
-    others: dict[str, Any] = {}
-    for value in dict.fromkeys(values.values()):
-        if value != usual:
-            names = {name for name, each in values.items() if each == value}
-            others |= dict.fromkeys(patterns_of(arch, names), value)
-    return usual, others
-
-
-def _patterns(values: Mapping[str, Any], usual: Any) -> dict[str, Any]:
-    """Return PEFT's patterns of values that differ from the usual one, by the last part of module names if all modules
-    with that ending share the value."""
-    last: dict[str, set[Any]] = {}
-    for module, value in values.items():
-        last.setdefault(module.rpartition(".")[2], set()).add(value)
-    found: dict[str, Any] = {}
-    for module, value in values.items():
-        if value != usual:
-            end = module.rpartition(".")[2]
-            found[end if len(last[end]) == 1 else re.escape(module)] = value
-    return found
-
-
-def _plain(number: float) -> float:
-    """Return a whole number as an integer."""
-    return int(number) if number == int(number) else number
 
 
 def rows_at_once(inputs: int) -> int:
