@@ -49,18 +49,6 @@ class LionOptimizer(LocalOptimizer):
         shares = {"share": 1 - stays, "next_share": 1 - stays_next}
         return {"factor": -group["lr"], "decay": share, "keep": 1 - share, **shares}
 
-    def update(
-        self,
-        group: dict[str, Any],
-        weights: list[Tensor],
-        gradients: list[Tensor],
-        moments: Sequence[list[Tensor]],
-        counts: list[Tensor],
-    ) -> None:
-        rule, by = self.rule, self.numbers(group)
-        for weight, gradient, average in zip(weights, gradients, moments[0], strict=True):
-            rule(weight, gradient, [average], None, by)
-
 
 @op("setup.optimizer.lion", gives="optimizer")
 def build_lion(

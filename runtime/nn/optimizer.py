@@ -111,13 +111,15 @@ class LocalOptimizer(Optimizer):
         moments: Sequence[list[Tensor]],
         counts: list[Tensor],
     ) -> None:
-        """Update weights and moments in place. moments: for each name in `moments`, of all weights. counts: numbers of
-        updates, with this one, if `counts`."""
-        raise NotImplementedError
+        """Update weights and moments in place: by `rule`, one tensor after the other. moments: for each name in
+        `moments`, of all weights. counts: numbers of updates, with this one, if `counts`."""
+        rule, by = self.rule, self.numbers(group)
+        for place, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+            rule(weight, gradient, [each[place] for each in moments], counts[place] if counts else None, by)
 
     @property
     def rule(self) -> UpdateRule:
-        """The formula of an update, for compilation."""
+        """The formula of an update."""
         raise NotImplementedError
 
     def numbers(self, group: Mapping[str, Any]) -> dict[str, float]:
