@@ -1,19 +1,17 @@
 """`eval DATASET { … }`: losses on held-out documents, or accuracy on multiple-choice questions."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from attrs import frozen
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, Action
-from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting
+from xtrain.dsl.schema.setting import AUTO, Auto, at_least, cadence_setting
 from xtrain.dsl.spec import Spec
 from xtrain.plan.graph import ActionNode, ActionPlace, averaged_weights
+from xtrain.plan.resolved import Resolved
 from xtrain.text.units import flops_text, plural
-
-if TYPE_CHECKING:
-    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()
@@ -56,22 +54,20 @@ class Eval(PlannedAction):
     }
 
     dataset: str
-    batches: int | Auto | None = setting(
+    batches: int | Auto | None = cadence_setting(
         "number of batches to evaluate, each with as many rows as a step; auto: steps // 20, at least 1; none: all "
         "held-out rows",
         default=AUTO,
         check=at_least(1),
-        role=Role.CADENCE,
     )
-    answers: Literal["none", "greedy", "sampled"] = setting(
+    answers: Literal["none", "greedy", "sampled"] = cadence_setting(
         "in a run with rollouts, also measure the mean reward of one completion of each held-out prompt; greedy: the "
         "most probable tokens; sampled: with the settings of `rollout`; none: no completions",
         default="none",
-        role=Role.CADENCE,
         added=True,
     )
 
-    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
         averaged, of = averaged_weights(resolved)
         from xtrain.plan.groups import task_of
         from xtrain.planner.data.training import is_measured

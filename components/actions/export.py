@@ -1,24 +1,22 @@
 """`export { to = "…" }`: the model as a transformers folder."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_SAVE
 from xtrain.dsl.schema.precision import Base
-from xtrain.dsl.schema.setting import Role, at_least, file_path, setting
+from xtrain.dsl.schema.setting import at_least, cadence_setting, file_path
+from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
 from xtrain.plan.architecture import Architecture, parameters
 from xtrain.plan.canonical import portable
 from xtrain.plan.graph import ActionNode, ActionPlace
+from xtrain.plan.resolved import Resolved
 from xtrain.plan.weight_files import LOADED
 from xtrain.plan.weight_layout import not_written
 from xtrain.text.units import bytes_text
-
-if TYPE_CHECKING:
-    from xtrain.dsl.spec import Spec
-    from xtrain.plan.resolved import Resolved
 
 STEP: Final = "{step}"  # in the name of the folder
 
@@ -34,48 +32,33 @@ class ExportAction(PlannedAction):
     publishes = True
     lasting = True
 
-    to: str = setting(
+    to: str = cadence_setting(
         "folder to write, which must not exist; {step} stands for the step",
         check=file_path,
-        role=Role.CADENCE,
         example='"models/step-{step}"',
     )
-    dtype: Literal["auto", "bf16", "fp16", "fp32", "fp64"] = setting(
+    dtype: Literal["auto", "bf16", "fp16", "fp32", "fp64"] = cadence_setting(
         "number format; auto: for a model from a folder, the format of each tensor there, else the format of the "
         "parameters",
         default="auto",
-        role=Role.CADENCE,
     )
-    shard_size: Quantity = setting(
+    shard_size: Quantity = cadence_setting(
         "maximum size of a file; several files have an index",
         default=Quantity(5 * 2**30, "bytes"),
         units=("bytes",),
         check=at_least(1),
-        role=Role.CADENCE,
     )
 
-    dequantise: bool = setting(
-        "dequantize the matrices that `precision { base }` stores in codes",
-        default=False,
-        role=Role.CADENCE,
-        added=True,
+    dequantise: bool = cadence_setting(
+        "dequantize the matrices that `precision { base }` stores in codes", default=False, added=True
     )
-    adapter: bool = setting(
-        "write only the adapter, in the format of PEFT",
-        default=False,
-        role=Role.CADENCE,
-        added=True,
+    adapter: bool = cadence_setting("write only the adapter, in the format of PEFT", default=False, added=True)
+
+    task: str | None = cadence_setting(
+        "with `adapter` in a run with tasks: task whose adapter is written", default=None, added=True, example='"sql"'
     )
 
-    task: str | None = setting(
-        "with `adapter` in a run with tasks: task whose adapter is written",
-        default=None,
-        role=Role.CADENCE,
-        added=True,
-        example='"sql"',
-    )
-
-    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
         dtype = None if self.dtype == "auto" else self.dtype
         if self.adapter:
             return self._adapter_node(resolved, dtype)
@@ -99,7 +82,7 @@ class ExportAction(PlannedAction):
             args["dequantise"] = True
         return ActionNode("tick.export", args, does)
 
-    def _adapter_node(self, resolved: "Resolved", dtype: str | None) -> ActionNode:
+    def _adapter_node(self, resolved: Resolved, dtype: str | None) -> ActionNode:
         weights = "averaged adapter" if resolved.spec.ema is not None and resolved.spec.ema.publish else "adapter"
         own = (each for each in resolved.inventory.tensors if each.trained and each.task in ("", self.task or ""))
         size = sum(each.size for each in own) * _BYTES[dtype or resolved.formats.params]
@@ -110,7 +93,7 @@ class ExportAction(PlannedAction):
         args |= {"task": self.task} if self.task else {}
         return ActionNode("tick.export", args, does)
 
-    def idle(self, spec: "Spec", ranks: int) -> dict[str, tuple[str, str]]:
+    def idle(self, spec: Spec, ranks: int) -> dict[str, tuple[str, str]]:
         if self.adapter:
             own = "an adapter is written by itself"
             return {"shard_size": (f"{own}, into one file", "remove it"), "dequantise": (own, "remove it")}

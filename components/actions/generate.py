@@ -1,6 +1,6 @@
 """`generate { prompts = […] }`: generated texts."""
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 from attrs import frozen
 
@@ -10,13 +10,12 @@ from xtrain.dsl.schema.precision import Base
 from xtrain.dsl.schema.setting import (
     AUTO,
     Auto,
-    Role,
     at_least,
     between,
+    cadence_setting,
     file_path,
     not_negative,
     seed_range,
-    setting,
     some_text,
 )
 from xtrain.dsl.spec import Spec
@@ -24,10 +23,8 @@ from xtrain.plan.architecture import NO_TEXTS, Architecture
 from xtrain.plan.canonical import portable
 from xtrain.plan.data import reads
 from xtrain.plan.graph import ActionNode, ActionPlace, averaged_weights
+from xtrain.plan.resolved import Resolved
 from xtrain.text.units import bytes_text, plural
-
-if TYPE_CHECKING:
-    from xtrain.plan.resolved import Resolved
 
 # Cache positions for the text that a chat template adds around messages. A longer template enlarges the cache.
 WRITTEN_BY_TEMPLATE: Final = 256
@@ -42,67 +39,54 @@ class Generate(PlannedAction):
     records = True
     uses_averages = True
 
-    prompts: tuple[str, ...] = setting(
-        "texts to continue; special tokens may be written by name", role=Role.CADENCE, example='["def "]'
+    prompts: tuple[str, ...] = cadence_setting(
+        "texts to continue; special tokens may be written by name", example='["def "]'
     )
-    tokens: int = setting(
-        "maximum number of tokens to add to each prompt", default=64, check=at_least(1), role=Role.CADENCE
+    tokens: int = cadence_setting("maximum number of tokens to add to each prompt", default=64, check=at_least(1))
+    temperature: float = cadence_setting(
+        "sampling temperature; 0: always take the most probable token", default=0.8, check=not_negative
     )
-    temperature: float = setting(
-        "sampling temperature; 0: always take the most probable token",
-        default=0.8,
-        check=not_negative,
-        role=Role.CADENCE,
-    )
-    top_k: int | None = setting(
+    top_k: int | None = cadence_setting(
         "sample from this many most probable tokens; none: from all",
         default=None,
         check=at_least(1),
-        role=Role.CADENCE,
         example="50",
         added=True,
     )
-    top_p: float = setting(
-        "nucleus sampling: share of the probability to sample from",
-        default=0.95,
-        check=between(0.01, 1),
-        role=Role.CADENCE,
+    top_p: float = cadence_setting(
+        "nucleus sampling: share of the probability to sample from", default=0.95, check=between(0.01, 1)
     )
-    min_p: float = setting(
+    min_p: float = cadence_setting(
         "sample only tokens with at least this share of the highest probability; 0: from all",
         default=0.0,
         check=between(0, 1),
-        role=Role.CADENCE,
         added=True,
     )
-    seed: int | Auto = setting(
+    seed: int | Auto = cadence_setting(
         "seed of sampling; a prompt is sampled alike whatever the other prompts are; auto: the experiment's seed",
         default=AUTO,
         check=seed_range,
-        role=Role.CADENCE,
         added=True,
     )
-    stop: tuple[str, ...] = setting(
+    stop: tuple[str, ...] = cadence_setting(
         "texts that end a completion, without being part of it; special tokens may be written by name",
         default=(),
         check=some_text,
-        role=Role.CADENCE,
         example='["\\n\\n"]',
         added=True,
     )
-    chat: str | Auto | None = setting(
+    chat: str | Auto | None = cadence_setting(
         "format prompts as user messages by this chat template: `chatml`, `llama3`, `plain`, or the path of a Jinja "
         "template; auto: the template of the conversations trained on, else the tokenizer's template; none: continue "
         "prompts as plain text",
         default=None,
         check=file_path,
-        role=Role.CADENCE,
         example='"chatml"',
         added=True,
     )
-    system: str = setting('with `chat`: system message; "": none', default="", role=Role.CADENCE, added=True)
-    task: str | None = setting(
-        "in a run with tasks: task whose adapter is used", default=None, role=Role.CADENCE, added=True, example='"sql"'
+    system: str = cadence_setting('with `chat`: system message; "": none', default="", added=True)
+    task: str | None = cadence_setting(
+        "in a run with tasks: task whose adapter is used", default=None, added=True, example='"sql"'
     )
 
     def faults(self, event: str, arch: Architecture, base: Base) -> dict[str, tuple[str, str, str]]:
@@ -113,7 +97,7 @@ class Generate(PlannedAction):
         unfit = unfit_task(arch, self.task)
         return {} if unfit is None else {"task" if self.task else "": ("X440", *unfit)}
 
-    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
         averaged, of = averaged_weights(resolved)
         of += f" with the adapter of task {self.task}" if self.task else ""
         args = {
@@ -142,7 +126,7 @@ class Generate(PlannedAction):
         does = f"continue {plural(len(self.prompts), 'prompt')}{turns} by {self.tokens} tokens{of}"
         return ActionNode("tick.generate", args, f"{does}; key-value cache: {cache} a rank")
 
-    def _positions(self, resolved: "Resolved") -> int:
+    def _positions(self, resolved: Resolved) -> int:
         """Return the cache positions for each prompt. A tokenizer produces at most one token per byte, plus bos; the
         last added token is not read again. The model's context may be shorter."""
         written = WRITTEN_BY_TEMPLATE + len(self.system.encode()) if self.chat is not None else 0
@@ -150,13 +134,13 @@ class Generate(PlannedAction):
         limit = resolved.architecture.rope.limit
         return wanted if limit is None else min(wanted, limit)
 
-    def _cache(self, resolved: "Resolved") -> int:
+    def _cache(self, resolved: Resolved) -> int:
         """Return the bytes of the keys and values of all prompts on a rank."""
         from xtrain.planner.derive.further_models import cache_bytes
 
         return cache_bytes(resolved, len(self.prompts), self._positions(resolved))
 
-    def allocates(self, resolved: "Resolved", states: int) -> int:
+    def allocates(self, resolved: Resolved, states: int) -> int:
         return self._cache(resolved)
 
     def template(self, spec: Spec) -> str | None:

@@ -1,19 +1,17 @@
 """`health { limit = 60 s }`: check that all ranks respond, and how fast."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from attrs import frozen
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
-from xtrain.dsl.schema.setting import Role, positive, setting
+from xtrain.dsl.schema.setting import execution_setting, positive
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
 from xtrain.plan.graph import ActionNode, ActionPlace
+from xtrain.plan.resolved import Resolved
 from xtrain.text.units import seconds_text
-
-if TYPE_CHECKING:
-    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()
@@ -24,15 +22,14 @@ class Health(PlannedAction):
     kind: ClassVar[str] = "health"
     lasting = False  # it has a limit of its own
 
-    limit: Quantity = setting(
+    limit: Quantity = execution_setting(
         "time after which ranks that have not responded are reported and the run is ended",
         default=Quantity(60, "seconds"),
         units=("seconds",),
         check=positive,
-        role=Role.EXECUTION,
     )
 
-    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
         seconds = self.limit.value
         does = f"timed all-reduce over all ranks; name the ranks that do not join within {seconds_text(seconds)}"
         return ActionNode("tick.health", {"limit_seconds": seconds}, does)

@@ -1,18 +1,16 @@
 """`memory_snapshot`: a snapshot of a rank's memory."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from attrs import frozen
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
-from xtrain.dsl.schema.setting import AUTO, Auto, Role, between, setting
+from xtrain.dsl.schema.setting import AUTO, Auto, between, cadence_setting
 from xtrain.dsl.spec import Spec
 from xtrain.plan.graph import ActionNode, ActionPlace, RecordedRanks, ranks_setting
+from xtrain.plan.resolved import Resolved
 from xtrain.text.units import plural
-
-if TYPE_CHECKING:
-    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()
@@ -24,15 +22,14 @@ class MemorySnapshot(PlannedAction):
     writes_beside = True
 
     ranks: int | Literal["first", "all"] | Auto = ranks_setting("write a snapshot")
-    history: int | Auto = setting(
+    history: int | Auto = cadence_setting(
         "steps for which allocations on a GPU are recorded before the snapshot; auto: 1 on a GPU",
         default=AUTO,
         check=between(0, 100),
-        role=Role.CADENCE,
         example="2",
     )
 
-    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
         """Return the plan node. At the end of a run there are no following steps to record."""
         recorded, history = RecordedRanks.of(self.ranks, resolved), 0 if place.ends else self.length(resolved.spec)
         watched = f", after {plural(history, 'step')} of recorded GPU allocations" if history else ""

@@ -1,19 +1,17 @@
 """`norms { … }`: norms of parameters, gradients and updates by group."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, Action
-from xtrain.dsl.schema.setting import Role, setting
+from xtrain.dsl.schema.setting import cadence_setting
 from xtrain.dsl.spec import Spec
 from xtrain.plan.graph import ActionNode, ActionPlace, StepNode
+from xtrain.plan.resolved import Resolved
 from xtrain.text.units import plural
-
-if TYPE_CHECKING:
-    from xtrain.plan.resolved import Resolved
 
 Group = Literal["layer", "module", "parameter", "model"]
 Measured = Literal["parameters", "gradients", "updates"]
@@ -45,34 +43,31 @@ class Norms(PlannedAction):
         "update_norm/GROUP": (MEANING.format("the update of the parameters by the optimizer"), ""),
     }
 
-    by: Group = setting(
-        "unit of a norm: a layer, a module of a layer, a parameter, or the whole model",
-        default="layer",
-        role=Role.CADENCE,
+    by: Group = cadence_setting(
+        "unit of a norm: a layer, a module of a layer, a parameter, or the whole model", default="layer"
     )
-    of: tuple[Measured, ...] = setting(
+    of: tuple[Measured, ...] = cadence_setting(
         "quantities to measure; updates need memory for a copy of the parameters",
         default=("parameters", "gradients", "updates"),
-        role=Role.CADENCE,
     )
 
     @property
     def reads_gradients(self) -> bool:
         return "gradients" in self.of
 
-    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
         of = [each for each in self.of if each != "updates" or not place.event]
         count = len({group_of(tensor.name, self.by) for tensor in resolved.inventory.tensors} | {WHOLE})
         does = f"norms of {' and '.join(of) or 'nothing'} by {self.by}, {plural(count, 'group')}, with one all-reduce"
         return ActionNode("tick.norms", {"by": self.by, "of": of}, does)
 
     @classmethod
-    def in_step(cls, ticks: Sequence[Action], resolved: "Resolved") -> Iterator[StepNode]:
+    def in_step(cls, ticks: Sequence[Action], resolved: Resolved) -> Iterator[StepNode]:
         if any(isinstance(action, cls) and "updates" in action.of for action in ticks):
             does = "in steps with norms of updates: copy the parameters of a rank before the optimizer changes them"
             yield StepNode("step.optimizer", "step.norms", {}, does)
 
-    def allocates(self, resolved: "Resolved", states: int) -> int:
+    def allocates(self, resolved: Resolved, states: int) -> int:
         """Return the size of the parameters' copy."""
         return states if "updates" in self.of else 0
 

@@ -1,19 +1,17 @@
 """`profile { active = 3 }`: time of each operation in a step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from attrs import frozen
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, Action
-from xtrain.dsl.schema.setting import Auto, Role, between, not_negative, setting
+from xtrain.dsl.schema.setting import Auto, between, cadence_setting, not_negative
 from xtrain.dsl.spec import Spec
 from xtrain.plan.graph import ActionNode, ActionPlace, RecordedRanks, ranks_setting
+from xtrain.plan.resolved import Resolved
 from xtrain.text.units import plural
-
-if TYPE_CHECKING:
-    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()
@@ -24,27 +22,21 @@ class ProfileAction(PlannedAction):
     kind: ClassVar[str] = "profile"
     writes_beside = True
 
-    wait: int = setting(
-        "steps to skip first, so that other actions of the same tick have finished",
-        default=1,
-        check=not_negative,
-        role=Role.CADENCE,
+    wait: int = cadence_setting(
+        "steps to skip first, so that other actions of the same tick have finished", default=1, check=not_negative
     )
-    warmup: int = setting(
-        "steps profiled and discarded after that, because the profiler is slow at first",
-        default=1,
-        check=not_negative,
-        role=Role.CADENCE,
+    warmup: int = cadence_setting(
+        "steps profiled and discarded after that, because the profiler is slow at first", default=1, check=not_negative
     )
-    active: int = setting("steps to record", default=3, check=between(1, 100), role=Role.CADENCE)
+    active: int = cadence_setting("steps to record", default=3, check=between(1, 100))
     ranks: int | Literal["first", "all"] | Auto = ranks_setting("are recorded")
-    shapes: bool = setting("also record the shapes of the inputs of operations", default=False, role=Role.CADENCE)
-    stacks: bool = setting(
-        "also record Python stack traces; traces become several times as large", default=False, role=Role.CADENCE
+    shapes: bool = cadence_setting("also record the shapes of the inputs of operations", default=False)
+    stacks: bool = cadence_setting(
+        "also record Python stack traces; traces become several times as large", default=False
     )
-    memory: bool = setting("also record allocations and frees", default=False, role=Role.CADENCE)
+    memory: bool = cadence_setting("also record allocations and frees", default=False)
 
-    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
         """Return the plan node. A profile requested from outside gets its number of steps with the request."""
         recorded = RecordedRanks.of(self.ranks, resolved)
         args = {"ranks": recorded.ranks, "shapes": self.shapes, "stacks": self.stacks, "memory": self.memory}

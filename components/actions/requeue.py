@@ -1,16 +1,14 @@
 """`requeue`: put the job back into Slurm's queue."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 from attrs import frozen
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, ENDINGS, Action
 from xtrain.plan.graph import ActionNode, ActionPlace
-
-if TYPE_CHECKING:
-    from xtrain.plan.resolved import Resolved
+from xtrain.plan.resolved import Resolved
 
 USUAL: Final = "on sigusr1 checkpoint then requeue then stop"
 
@@ -23,7 +21,7 @@ class Requeue(PlannedAction):
     kind: ClassVar[str] = "requeue"
     example = "on sigusr1 {} then stop"
 
-    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
+    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
         return ActionNode("event.requeue", {}, "ask Slurm to restart the job; warn without Slurm")
 
     def misplaced(self, event: str, following: Sequence[Action]) -> tuple[str, str] | None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from posixpath import join, normpath
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from attrs import frozen
 
@@ -14,20 +14,16 @@ from xtrain.dsl.schema.setting import (
     AUTO,
     Auto,
     Range,
-    Role,
     TextCheck,
     at_least,
+    execution_setting,
     file_path,
     not_negative,
     positive,
-    setting,
 )
+from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
 from xtrain.text.units import plural
-
-if TYPE_CHECKING:
-    from xtrain.dsl.spec import Spec
-
 
 # Mount points of shared memory and of the plan in a pod.
 SHARED_MOUNT: Final = "/dev/shm"
@@ -63,82 +59,66 @@ class Kubernetes(PlannedLauncher):
     """`launcher kubernetes { … }`: Kubernetes pods, one per node, which restart together."""
 
     kind: str = named("kubernetes")
-    image: str = setting(
-        "image with xtrain that the pods run",
-        check=_image,
-        role=Role.EXECUTION,
-        example='"registry.example/xtrain:0.1"',
+    image: str = execution_setting(
+        "image with xtrain that the pods run", check=_image, example='"registry.example/xtrain:0.1"'
     )
-    manifest: Literal["jobset", "job"] = setting(
+    manifest: Literal["jobset", "job"] = execution_setting(
         "jobset: the JobSet controller restarts all pods when one fails; job: an indexed Job with a headless service, "
         "for clusters without that controller; a failed run is not restarted",
         default="jobset",
-        role=Role.EXECUTION,
     )
-    namespace: str | None = setting(
-        "namespace; none: the namespace of kubectl's context", default=None, check=_named(63), role=Role.EXECUTION
+    namespace: str | None = execution_setting(
+        "namespace; none: the namespace of kubectl's context", default=None, check=_named(63)
     )
-    workdir: str = setting(
+    workdir: str = execution_setting(
         "working folder in the pods, on a volume that all pods mount; relative paths of the spec, and the runs, are "
         "below it",
         default="/work",
         check=file_path,
-        role=Role.EXECUTION,
     )
-    volumes: tuple[str, ...] = setting(
-        "claims of persistent volumes, as `claim:/path`; one must hold the working folder",
-        role=Role.EXECUTION,
-        example='["runs:/work"]',
+    volumes: tuple[str, ...] = execution_setting(
+        "claims of persistent volumes, as `claim:/path`; one must hold the working folder", example='["runs:/work"]'
     )
-    secrets: tuple[str, ...] = setting(
+    secrets: tuple[str, ...] = execution_setting(
         "names of Secrets whose keys become environment variables",
         default=(),
         check=_named(253, dots=True),
-        role=Role.EXECUTION,
         example='["wandb"]',
     )
-    queue: str | None = setting(
+    queue: str | None = execution_setting(
         "local queue of Kueue; none: the pods are created at once",
         default=None,
         check=_named(63, dots=True),
-        role=Role.EXECUTION,
         example='"team-a"',
     )
-    gpus: int | Auto = setting(
+    gpus: int | Auto = execution_setting(
         "number of GPUs of each pod; auto: one for each rank, and none where ranks compute on CPUs",
         default=AUTO,
         check=not_negative,
-        role=Role.EXECUTION,
         example="8",
     )
-    cpus: int = setting("CPUs of each pod", default=8, check=at_least(1), role=Role.EXECUTION, example="64")
-    memory: Quantity = setting(
+    cpus: int = execution_setting("CPUs of each pod", default=8, check=at_least(1), example="64")
+    memory: Quantity = execution_setting(
         "memory of each pod, including shared memory",
         default=Quantity(32 * 2**30, "bytes"),
         units=("bytes",),
         check=positive,
-        role=Role.EXECUTION,
         example="900 GiB",
     )
-    shared_memory: Quantity = setting(
+    shared_memory: Quantity = execution_setting(
         "size of /dev/shm, through which ranks of a pod exchange data",
         default=Quantity(2 * 2**30, "bytes"),
         units=("bytes",),
         check=positive,
-        role=Role.EXECUTION,
         example="16 GiB",
     )
-    nodes: tuple[str, ...] = setting(
-        "labels of the nodes that pods may run on, as `name=value`",
-        default=(),
-        role=Role.EXECUTION,
-        example='["gpu=h100"]',
+    nodes: tuple[str, ...] = execution_setting(
+        "labels of the nodes that pods may run on, as `name=value`", default=(), example='["gpu=h100"]'
     )
-    restarts: int = setting(
+    restarts: int = execution_setting(
         "maximum number of restarts of all pods, which resume from the latest checkpoint",
         default=10,
         check=Range(low=0, high=2**31 - 1),
-        role=Role.EXECUTION,
         example="100",
     )
 
@@ -147,7 +127,7 @@ class Kubernetes(PlannedLauncher):
         again = f", up to {plural(self.restarts, 'restart')}" if self.manifest == "jobset" else ", no restarts"
         return f"{self.manifest}, image {self.image}{queue}{again}"
 
-    def mistakes(self, spec: "Spec") -> Iterator[tuple[str, str, str]]:
+    def mistakes(self, spec: Spec) -> Iterator[tuple[str, str, str]]:
         wrong = [text for text in self.volumes if not _is_volume(text)]
         for text in wrong:
             yield "volumes", f"`{text}` is not a claim with a folder", "write it as `claim:/path`"
@@ -172,7 +152,7 @@ class Kubernetes(PlannedLauncher):
         if self.shared_memory.value >= self.memory.value:
             yield "shared_memory", "it is counted in `memory`, and takes all of it", "give more memory"
 
-    def _lost(self, spec: "Spec") -> Iterator[tuple[str, str, str]]:
+    def _lost(self, spec: Spec) -> Iterator[tuple[str, str, str]]:
         """Yield the problems of folders that are not on a volume. All volumes are valid already."""
         runs = normpath(join(self.workdir, spec.workspace.root))
         lost = "is on no volume, and what is written there is lost with the pods"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from attrs import frozen
 
@@ -13,20 +13,16 @@ from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.setting import (
     AUTO,
     Auto,
-    Role,
     at_least,
+    execution_setting,
     not_negative,
     one_line,
     positive,
-    setting,
     variable_name,
 )
+from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
 from xtrain.text.units import plural, seconds_text
-
-if TYPE_CHECKING:
-    from xtrain.dsl.spec import Spec
-
 
 # Slurm checks time limits once a minute, and may send a signal this many seconds early.
 EARLY: Final = 60
@@ -53,88 +49,72 @@ class Slurm(PlannedLauncher):
 
     obeys_restarts = True
     kind: str = named("slurm")
-    partition: str | None = setting(
-        "partition; none: the site's default", default=None, check=one_line, role=Role.EXECUTION, example='"gpu"'
+    partition: str | None = execution_setting(
+        "partition; none: the site's default", default=None, check=one_line, example='"gpu"'
     )
-    account: str | None = setting(
-        "account to charge; none: the user's default", default=None, check=one_line, role=Role.EXECUTION
-    )
-    qos: str | None = setting(
-        "quality of service; none: the user's default", default=None, check=one_line, role=Role.EXECUTION
-    )
-    time: Quantity | None = setting(
+    account: str | None = execution_setting("account to charge; none: the user's default", default=None, check=one_line)
+    qos: str | None = execution_setting("quality of service; none: the user's default", default=None, check=one_line)
+    time: Quantity | None = execution_setting(
         "time limit of each start of the job; none: the partition's limit",
         default=None,
         units=("seconds",),
         check=positive,
-        role=Role.EXECUTION,
         example="4 h",
     )
-    warn: Quantity | Auto = setting(
+    warn: Quantity | Auto = execution_setting(
         "time before the limit at which the run is asked to save and stop (SIGUSR1); auto: launch.stop_deadline plus "
         "one minute",
         default=AUTO,
         units=("seconds",),
         check=positive,
-        role=Role.EXECUTION,
         example="10 min",
     )
-    requeues: int = setting(
+    requeues: int = execution_setting(
         "maximum number of requeues when the time limit ends the job before the run has finished",
         default=100,
         check=not_negative,
-        role=Role.EXECUTION,
         example="20",
     )
-    gpus: int | Auto = setting(
+    gpus: int | Auto = execution_setting(
         "number of GPUs of each node; auto: one for each rank, and none where ranks compute on CPUs",
         default=AUTO,
         check=not_negative,
-        role=Role.EXECUTION,
         example="8",
     )
-    cpus: int | None = setting(
+    cpus: int | None = execution_setting(
         "CPUs of each node; none: all CPUs, with exclusive use of the node",
         default=None,
         check=at_least(1),
-        role=Role.EXECUTION,
         example="64",
     )
-    memory: Quantity | None = setting(
+    memory: Quantity | None = execution_setting(
         "memory of each node; none: the partition's default",
         default=None,
         units=("bytes",),
         check=positive,
-        role=Role.EXECUTION,
         example="900 GiB",
     )
-    container: str | None = setting(
+    container: str | None = execution_setting(
         "container image of the ranks, started by the plugin pyxis (`srun --container-image`); none: no container",
         default=None,
         check=one_line,
-        role=Role.EXECUTION,
         example='"/images/xtrain.sqsh"',
     )
-    mounts: tuple[str, ...] = setting(
-        "folders mounted in the container, as `/outside:/inside`",
-        default=(),
-        check=one_line,
-        role=Role.EXECUTION,
-        example='["/data:/data"]',
+    mounts: tuple[str, ...] = execution_setting(
+        "folders mounted in the container, as `/outside:/inside`", default=(), check=one_line, example='["/data:/data"]'
     )
-    setup: tuple[str, ...] = setting(
-        "lines of bash that each node runs first", default=(), role=Role.EXECUTION, example='["module load cuda"]'
+    setup: tuple[str, ...] = execution_setting(
+        "lines of bash that each node runs first", default=(), example='["module load cuda"]'
     )
-    secrets: tuple[str, ...] = setting(
+    secrets: tuple[str, ...] = execution_setting(
         "environment variables passed from the submitting shell to the job; they must be set there, and their values "
         "are not written to files",
         default=(),
         check=variable_name,
-        role=Role.EXECUTION,
         example='["WANDB_API_KEY"]',
     )
-    options: tuple[str, ...] = setting(
-        "additional options of sbatch", default=(), check=one_line, role=Role.EXECUTION, example='["--constraint=h100"]'
+    options: tuple[str, ...] = execution_setting(
+        "additional options of sbatch", default=(), check=one_line, example='["--constraint=h100"]'
     )
 
     def says(self) -> str:
@@ -144,7 +124,7 @@ class Slurm(PlannedLauncher):
         said.append(f"up to {plural(self.requeues, 'requeue')}" if self.requeues else "no requeues")
         return ", ".join(said)
 
-    def mistakes(self, spec: "Spec") -> Iterator[tuple[str, str, str]]:
+    def mistakes(self, spec: Spec) -> Iterator[tuple[str, str, str]]:
         yield from self.few_gpus(spec)
         lead = self.lead(spec.launch.stop_deadline.value)
         if isinstance(self.time, Quantity) and self.time.value <= lead:

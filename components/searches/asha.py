@@ -8,7 +8,7 @@ from attrs import frozen
 from xtrain.components.searches.random import drawn
 from xtrain.components.searches.tpe import TpeSearch
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.setting import Role, at_least, positive, seed_range, setting
+from xtrain.dsl.schema.setting import at_least, execution_setting, positive, seed_range
 from xtrain.dsl.schema.sweep import METHODS, Halving, Method, Point
 from xtrain.dsl.values import Dimension, Quantity
 
@@ -20,25 +20,18 @@ class AshaSearch(Method):
     trial continues only if it is among the best 1 / `factor` of the trials that reached the rung so far."""
 
     kind: str = named("asha")
-    first: Quantity = setting(
-        "budget of a trial up to the first rung",
-        units=("steps", "tokens"),
-        check=positive,
-        role=Role.EXECUTION,
-        example="100k tokens",
+    first: Quantity = execution_setting(
+        "budget of a trial up to the first rung", units=("steps", "tokens"), check=positive, example="100k tokens"
     )
-    factor: int = setting(
-        "one trial in this many continues, with this many times the budget",
-        default=3,
-        check=at_least(2),
-        role=Role.EXECUTION,
+    factor: int = execution_setting(
+        "one trial in this many continues, with this many times the budget", default=3, check=at_least(2)
     )
-    suggest: Literal["tpe", "random"] = setting(
-        "how values are chosen. tpe: by Optuna from the results; random: drawn", default="tpe", role=Role.EXECUTION
+    suggest: Literal["tpe", "random"] = execution_setting(
+        "how values are chosen. tpe: by Optuna from the results; random: drawn", default="tpe"
     )
-    seed: int = setting("seed of the drawn values", default=0, check=seed_range, role=Role.EXECUTION)
-    startup: int = setting(
-        "with tpe: number of first trials, drawn as in `random`", default=10, check=at_least(1), role=Role.EXECUTION
+    seed: int = execution_setting("seed of the drawn values", default=0, check=seed_range)
+    startup: int = execution_setting(
+        "with tpe: number of first trials, drawn as in `random`", default=10, check=at_least(1)
     )
 
     packages: ClassVar[tuple[str, ...]] = ("optuna",)

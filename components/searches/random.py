@@ -6,7 +6,7 @@ from random import Random
 from attrs import frozen
 
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.setting import Role, seed_range, setting
+from xtrain.dsl.schema.setting import execution_setting, seed_range
 from xtrain.dsl.schema.sweep import METHODS, Method, Point
 from xtrain.dsl.values import Dimension
 
@@ -22,7 +22,7 @@ class RandomSearch(Method):
     """`method random { … }`: each trial draws its values independently."""
 
     kind: str = named("random")
-    seed: int = setting("seed of the drawn values", default=0, check=seed_range, role=Role.EXECUTION)
+    seed: int = execution_setting("seed of the drawn values", default=0, check=seed_range)
 
     def points(self, over: Mapping[str, Dimension], trials: int) -> Sequence[Point]:
         return [drawn(over, self.seed, number) for number in range(trials)]

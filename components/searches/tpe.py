@@ -7,7 +7,7 @@ from attrs import frozen
 
 from xtrain.components.searches.random import drawn
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.setting import Role, at_least, seed_range, setting
+from xtrain.dsl.schema.setting import at_least, execution_setting, seed_range
 from xtrain.dsl.schema.sweep import METHODS, Method, Point
 from xtrain.dsl.values import Dimension
 
@@ -18,10 +18,8 @@ class TpeSearch(Method):
     """`method tpe { … }`: later trials draw where earlier ones did well; Optuna suggests."""
 
     kind: str = named("tpe")
-    seed: int = setting("seed of the drawn values", default=0, check=seed_range, role=Role.EXECUTION)
-    startup: int = setting(
-        "number of first trials, drawn as in `random`", default=10, check=at_least(1), role=Role.EXECUTION
-    )
+    seed: int = execution_setting("seed of the drawn values", default=0, check=seed_range)
+    startup: int = execution_setting("number of first trials, drawn as in `random`", default=10, check=at_least(1))
 
     packages: ClassVar[tuple[str, ...]] = ("optuna",)
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 
@@ -10,9 +10,7 @@ from xtrain.contracts.data import PlannedSource
 from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.dsl.schema.setting import file_path, label, setting
 from xtrain.plan.canonical import portable
-
-if TYPE_CHECKING:
-    from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings
 
 
 @SOURCES.register()
@@ -49,7 +47,7 @@ class HuggingFace(PlannedSource):
         name, *rest = given
         return [place(name) if os.path.isdir(place(name)) else name, *rest]  # noqa: PTH112
 
-    def check(self, dataset: str, vocabulary: Callable[[], int | None], found: "Findings") -> None:
+    def check(self, dataset: str, vocabulary: Callable[[], int | None], found: Findings) -> None:
         """Check that the dataset is a folder, or a name on the hub with at most one `/`."""
         rule, path, name = f"data.files.{dataset}", f"dataset.{dataset}.source", self.name
         if os.path.isdir(name):  # noqa: PTH112 (any text is a name to it)

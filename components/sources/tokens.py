@@ -1,17 +1,14 @@
 """`tokens("…")`: documents that are already tokenized."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from attrs import frozen
 
 from xtrain.contracts.data import FileSource
 from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
-from xtrain.plan.findings import checks
-
-if TYPE_CHECKING:
-    from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 
 
 @SOURCES.register()
@@ -43,7 +40,7 @@ class Tokens(FileSource):
         return {"dtype": dtype, "separator": None if isinstance(self.separator, Auto) else self.separator}
 
     @checks("data.separator.*", reads="dataset.{}.source tokenizer.source")
-    def check(self, dataset: str, vocabulary: Callable[[], int | None], found: "Findings") -> None:
+    def check(self, dataset: str, vocabulary: Callable[[], int | None], found: Findings) -> None:
         """Check that the document separator is an id of the tokenizer."""
         super().check(dataset, vocabulary, found)
         rule, path = f"data.separator.{dataset}", f"dataset.{dataset}.source"

@@ -8,7 +8,7 @@ from attrs import frozen
 from xtrain.blocks.op_trace import CollectiveCall
 from xtrain.contracts.stacks import PlannedStack
 from xtrain.dsl.schema.parallel import STACKS, StackSettings
-from xtrain.dsl.schema.setting import Conflict, Range, Role, at_least, setting
+from xtrain.dsl.schema.setting import Conflict, Range, at_least, execution_setting, mesh_setting
 from xtrain.dsl.values import Quantity
 from xtrain.plan.graph import StepNode
 from xtrain.text.units import BYTES, bytes_text, plural, seconds_text
@@ -28,26 +28,23 @@ _GROUPS: Final = "spreads a replica group only over fsdp and tp"
 class TorchftSettings(StackSettings):
     """`torchft { … }`: the replica groups of `stack = torchft`."""
 
-    replicas: int = setting(
+    replicas: int = mesh_setting(
         "number of replica groups, each with a whole copy of the model and its share of the rows of a step",
         default=2,
         check=at_least(2),
-        role=Role.MESH,
         added=True,
     )
-    min: int = setting(
+    min: int = execution_setting(
         "minimum number of groups for a step; with fewer, the others wait for a group to return",
         default=1,
         check=at_least(1),
-        role=Role.EXECUTION,
         added=True,
     )
-    heartbeat: Quantity = setting(
+    heartbeat: Quantity = execution_setting(
         "time without a heartbeat after which a group that has not closed its connections counts as lost",
         default=Quantity(5, "seconds"),
         units=("seconds",),
         check=Range(low=1),
-        role=Role.EXECUTION,
         added=True,
         example="5 s",
     )

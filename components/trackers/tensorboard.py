@@ -7,7 +7,7 @@ from attrs import frozen
 
 from xtrain.contracts.run import PlannedTracker
 from xtrain.dsl.schema.run import TRACKERS
-from xtrain.dsl.schema.setting import Role, setting
+from xtrain.dsl.schema.setting import execution_setting
 
 
 @TRACKERS.register()
@@ -23,7 +23,7 @@ class TensorBoard(PlannedTracker):
     @classmethod
     def in_log(cls) -> tuple[type, Any]:
         doc = "write TensorBoard event files to `tensorboard/` of the run; needs the package `tensorboard`"
-        return bool, setting(doc, default=False, role=Role.EXECUTION)
+        return bool, execution_setting(doc, default=False)
 
     @classmethod
     def chosen(cls, value: Any) -> "TensorBoard | None":

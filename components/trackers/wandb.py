@@ -1,17 +1,15 @@
 """`log { wandb { project = "…" } }`: Weights & Biases."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
 from xtrain.contracts.run import PlannedTracker
 from xtrain.dsl.schema.run import TRACKERS
-from xtrain.dsl.schema.setting import Role, setting, settings_of
+from xtrain.dsl.schema.setting import execution_setting, settings_of
 from xtrain.dsl.values import value_of
-
-if TYPE_CHECKING:
-    from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings
 
 # W&B's limits for names.
 LONGEST_NAME: Final = 128
@@ -29,25 +27,21 @@ class Wandb(PlannedTracker):
     package = "wandb"
     install = "xtrain[wandb]"
 
-    project: str | None = setting(
-        "W&B project; none: W&B is not used", default=None, role=Role.EXECUTION, example='"pretraining"'
+    project: str | None = execution_setting("W&B project; none: W&B is not used", default=None, example='"pretraining"')
+    entity: str | None = execution_setting("user or team of the project; none: the user of the login", default=None)
+    name: str | None = execution_setting(
+        "name of the run in W&B; none: the experiment and the run's folder", default=None
     )
-    entity: str | None = setting(
-        "user or team of the project; none: the user of the login", default=None, role=Role.EXECUTION
-    )
-    name: str | None = setting(
-        "name of the run in W&B; none: the experiment and the run's folder", default=None, role=Role.EXECUTION
-    )
-    group: str | None = setting("group of runs in W&B; none: no group", default=None, role=Role.EXECUTION)
-    tags: tuple[str, ...] = setting("tags of the run in W&B", default=(), role=Role.EXECUTION, example='["baseline"]')
-    notes: str | None = setting("notes about the run in W&B", default=None, role=Role.EXECUTION)
-    mode: Literal["online", "offline"] = setting(
-        "online, or offline: nothing is sent until `wandb sync`", default="online", role=Role.EXECUTION
+    group: str | None = execution_setting("group of runs in W&B; none: no group", default=None)
+    tags: tuple[str, ...] = execution_setting("tags of the run in W&B", default=(), example='["baseline"]')
+    notes: str | None = execution_setting("notes about the run in W&B", default=None)
+    mode: Literal["online", "offline"] = execution_setting(
+        "online, or offline: nothing is sent until `wandb sync`", default="online"
     )
 
     @classmethod
     def in_log(cls) -> tuple[type, Any]:
-        return cls, setting("Weights & Biases", default=cls(), role=Role.EXECUTION)
+        return cls, execution_setting("Weights & Biases", default=cls())
 
     @classmethod
     def chosen(cls, value: Any) -> "Wandb | None":
@@ -62,7 +56,7 @@ class Wandb(PlannedTracker):
     def shown(cls, args: Mapping[str, Any]) -> str:
         return f"W&B, project {args['project']}, {args['mode']}"
 
-    def check(self, found: "Findings") -> None:
+    def check(self, found: Findings) -> None:
         """Check that names are valid in W&B."""
         for name in ("project", "entity", "name", "group"):
             value, path = getattr(self, name), f"log.wandb.{name}"

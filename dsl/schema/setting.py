@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil, floor
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -178,6 +178,12 @@ def setting(
         without=without,
     )
     return attrs.field(default=default, metadata={"setting": meta}, kw_only=True)
+
+
+# Settings with another role, which all settings of some components have.
+cadence_setting: Final = partial(setting, role=Role.CADENCE)
+mesh_setting: Final = partial(setting, role=Role.MESH)
+execution_setting: Final = partial(setting, role=Role.EXECUTION)
 
 
 def component_name(registry: Any, *, role: Role) -> Any:
