@@ -46,8 +46,11 @@ PACKED: Final = (".gz", ".zst")
 
 @frozen
 class Job:
-    """Job of `xtrain init`. kind: form of the records that it needs. lines: statements of its own, in which {teacher} is
-    replaced by `--teacher`, {tokens} by the length of a completion."""
+    """Job of `xtrain init`.
+
+    kind: form of the records that it needs. lines: statements of its own, in which {teacher} is replaced by
+    `--teacher`, {tokens} by the length of a completion.
+    """
 
     about: str
     kind: str
