@@ -27,7 +27,9 @@ WHOLE: Final = 0  # the rank of a server that trains the model itself
 
 
 # Events that are alerts; each has a setting of the same name in `alerts`.
-ALERTS: Final[tuple[EventName, ...]] = ("loss_spike", "slow", "starvation", "memory", "disk", "stalled")
+ALERTS: Final[tuple[EventName, ...]] = (
+    "loss_spike", "loss_above", "slow", "starvation", "memory", "disk", "stalled",
+)  # fmt: skip
 
 
 Effect = Literal["none", "rounding", "learning"]

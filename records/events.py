@@ -12,7 +12,9 @@ from xtrain.records.names import ControlState
 class AlertEvent(Event, tag="alert"):
     """an alert was raised or cleared ([alerts.md](alerts.md))"""
 
-    kind: Annotated[str, doc("`loss_spike`, `nonfinite`, `slow`, `starvation`, `memory`, `disk` or `stalled`")]
+    kind: Annotated[
+        str, doc("`loss_spike`, `loss_above`, `nonfinite`, `slow`, `starvation`, `memory`, `disk` or `stalled`")
+    ]
     state: Annotated[str, doc("`raised` or `cleared`")]
     message: Annotated[str, in_words()]
     value: Annotated[float | None, doc("measured value, null if there is none")]

@@ -78,7 +78,6 @@ LACKING: Final = {
     ),
     "xtrain sorts no data by length or difficulty": ("group_by_length curriculum_sampling sample_packing_sequentially"),
     "an early stop by a metric is not there": "early_stopping_patience",
-    "`alerts` report a loss that rises; no run ends by it": "loss_watchdog_threshold loss_watchdog_patience",
     "fp8 with torchao's settings is written `compute = fp8 { … }`": "fp8 fp8_enable_fsdp_float8_all_gather",
     "images, audio and processors are not read": "processor_type image_size image_resize_algorithm",
     "diffusion models are not trained": "diffusion",

@@ -88,6 +88,7 @@ EVENTS: Final[dict[str, tuple[str, str]]] = {
     "stop_at": ("the step of `launch.stop_at` or `launch.stop_after` is reached", "`checkpoint then stop`"),
     "stop_file": ("the file of `launch.stop_file` exists", "`checkpoint then stop`"),
     "loss_spike": ("the loss rises far above recent losses; see `alerts.loss_spike`", "only the alert"),
+    "loss_above": ("the loss stays above `alerts.loss_above`", "only the alert"),
     "slow": ("steps take much longer than usual; see `alerts.slow`", "only the alert"),
     "starvation": ("ranks wait for data; see `alerts.starvation`", "only the alert"),
     "memory": ("a rank uses more memory than planned; see `alerts.memory`", "only the alert"),

@@ -155,6 +155,7 @@ EventName = Literal[
     "stop_file",
     "nan",
     "loss_spike",
+    "loss_above",
     "slow",
     "starvation",
     "memory",

@@ -310,6 +310,16 @@ class Alerts:
         check=positive,
         role=Role.CADENCE,
     )
+    loss_above: float | None = setting(
+        "raised if the loss of `loss_patience` consecutive steps is above this",
+        default=None,
+        role=Role.CADENCE,
+        added=True,
+        example="12.0",
+    )
+    loss_patience: int = setting(
+        "with `loss_above`, number of steps", default=3, check=at_least(1), role=Role.CADENCE, added=True
+    )
     slow: float | None = setting(
         "raised if five consecutive steps take this many times the median of the last 100 steps",
         default=2.0,

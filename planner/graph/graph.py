@@ -158,6 +158,7 @@ def add_watch(graph: Builder, resolved: Resolved) -> None:
 @resumes(
     "setup.alerts",
     harmless="alerts.loss_spike alerts.slow alerts.starvation alerts.memory window=alerts.loss_spike "
+    "alerts.loss_above loss_steps=alerts.loss_patience "
     "disk_share=alerts.disk disk_most_bytes=alerts.disk disk_bytes=alerts.disk checkpoint_bytes=alerts.disk "
     "stalled_seconds=alerts.stalled",
 )

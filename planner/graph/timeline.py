@@ -31,7 +31,7 @@ from xtrain.plan.parameters import weight_bytes
 from xtrain.plan.plan import NodeKind, PlanPhase, PlanTick, Timeline, Trigger
 from xtrain.plan.resolved import Resolved
 from xtrain.plan.timeline import next_due, stretches, times_due, with_counts
-from xtrain.text.units import bytes_text, seconds_text
+from xtrain.text.units import bytes_text, plural, seconds_text
 
 
 class ActionNodes:
@@ -118,6 +118,7 @@ def alert_args(spec: Spec, estimates: Estimates) -> dict[str, Any]:
     return {
         "window": WINDOW,
         "loss_spike": alerts.loss_spike,
+        **({} if alerts.loss_above is None else {"loss_above": alerts.loss_above, "loss_steps": alerts.loss_patience}),
         "slow": alerts.slow,
         "starvation": None if alerts.starvation is None else alerts.starvation.fraction,
         "memory": None if alerts.memory is None or device_kind(spec) == "cpu" else alerts.memory.fraction,
@@ -135,6 +136,8 @@ def alert_text(spec: Spec, args: dict[str, Any]) -> str:
     found = ["a loss or norm that is not finite"]
     if args["loss_spike"] is not None:
         found.append(f"a loss {args['loss_spike']:g} deviations above {window}")
+    if "loss_above" in args:
+        found.append(f"{plural(args['loss_steps'], 'step')} in a row with a loss above {args['loss_above']:g}")
     if args["slow"] is not None:
         found.append(f"5 steps that take {args['slow']:g} times {window}")
     if args["starvation"] is not None:

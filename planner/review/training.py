@@ -412,7 +412,8 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
 def _alerts(plan: Plan) -> str:
     """Return alerts and thresholds as text, with the names in `alerts` of a spec."""
     args = plan.node("setup.alerts").args
-    found = ["nonfinite", *(f"{name} {args[name]:g}" for name in ("loss_spike", "slow") if args[name] is not None)]
+    found = ["nonfinite"]
+    found += [f"{name} {args[name]:g}" for name in ("loss_spike", "loss_above", "slow") if args.get(name) is not None]
     found += [f"{name} {100 * args[name]:.3g}%" for name in ("starvation", "memory") if args[name] is not None]
     if args["disk_share"] is not None:
         found.append(f"disk {100 * args['disk_share']:.3g}% (at most {bytes_text(args['disk_most_bytes'])})")

@@ -27,6 +27,7 @@ from xtrain.runtime.nn.batch import Step
 from xtrain.runtime.observe.detectors import (
     DiskDetector,
     Finding,
+    HighLossDetector,
     LossSpikeDetector,
     MemoryDetector,
     SlowDetector,
@@ -316,6 +317,8 @@ def alerts(
     disk_bytes: int | None,
     checkpoint_bytes: int | None,
     stalled_seconds: float | None,
+    loss_above: float | None = None,
+    loss_steps: int = 1,
 ) -> "AlertMonitor":
     """Start watching for signs of trouble; metrics only on the first rank."""
     planned = planned_bytes(plan, rank) if memory is not None and rank.device.type == "cuda" else None
@@ -334,6 +337,7 @@ def alerts(
     if not rank.is_first:
         return monitor
     monitor.loss_spike = LossSpikeDetector(loss_spike, window) if loss_spike is not None else None
+    monitor.loss_above = HighLossDetector(loss_above, loss_steps) if loss_above is not None else None
     monitor.slow = SlowDetector(slow, window) if slow is not None else None
     monitor.starvation = StarvationDetector(starvation) if starvation is not None else None
     monitor.memory = MemoryDetector(memory) if memory is not None and planned is not None else None
@@ -358,6 +362,7 @@ class AlertMonitor:
     plan: Plan
     planned_bytes: int | None = None
     loss_spike: LossSpikeDetector | None = None
+    loss_above: HighLossDetector | None = None
     slow: SlowDetector | None = None
     starvation: StarvationDetector | None = None
     memory: MemoryDetector | None = None
@@ -375,6 +380,8 @@ class AlertMonitor:
             )
         if self.loss_spike is not None:
             self.report(self.loss_spike.take(step.minimised, step.phase), 1)
+        if self.loss_above is not None:
+            self.report(self.loss_above.take(step.minimised), 1)
         if self.slow is not None and not step.warms_up:
             self.report(self.slow.take(seconds / step.share), 1)  # scaled to a step after the batch ramp
 

@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 from xtrain.records.names import heartbeat_path
 from xtrain.records.status import Heartbeat, read_heartbeat
 from xtrain.runtime.observe.judge import PAUSE, HealthVerdict, Pace, SeenRank, judge
-from xtrain.text.units import bytes_text, seconds_text
+from xtrain.text.units import bytes_text, plural, seconds_text
 
 # For normally distributed values, the ratio of the standard deviation to the median absolute deviation (Hampel 1974,
 # "The influence curve and its role in robust estimation"; 1 / Φ⁻¹(3/4)).
@@ -79,7 +79,7 @@ class RunningMedian:
         return NORMAL * away
 
 
-Kind = Literal["loss_spike", "nonfinite", "slow", "starvation", "memory", "disk", "stalled"]
+Kind = Literal["loss_spike", "loss_above", "nonfinite", "slow", "starvation", "memory", "disk", "stalled"]
 State = Literal["raised", "cleared"]
 
 # Values that a median needs to mean something.
@@ -171,6 +171,26 @@ class LossSpikeDetector:
             f"loss {loss:.4g}, for {CALM} steps near its median of {median:.4g}; before the spike {self._before:.4g}"
         )
         return Finding("loss_spike", "cleared", message, loss, limit)
+
+
+@define
+class HighLossDetector:
+    """Detector of `steps` losses in a row above `limit`; cleared by as many at or below it."""
+
+    limit: float
+    steps: int
+    raised: bool = False
+    _count: int = 0
+
+    def take(self, loss: float) -> Finding | None:
+        """Add the finite loss of the next step."""
+        self._count = self._count + 1 if (loss > self.limit) != self.raised else 0
+        if self._count < self.steps:
+            return None
+        self.raised, self._count = not self.raised, 0
+        state, where = ("raised", "above") if self.raised else ("cleared", "not above")
+        message = f"loss {loss:.4g}, for {plural(self.steps, 'step')} {where} {self.limit:g}"
+        return Finding("loss_above", state, message, loss, self.limit)
 
 
 @define

@@ -77,6 +77,9 @@ def check_row(folder, base, kind, text, lines, name="c.yml"):
 
 CHAT = "datasets:\n  - path: a.jsonl\n    type: chat_template"
 AXOLOTL_ROWS = [
+    ("loss_watchdog_threshold: 5.0\nloss_watchdog_patience: 2",
+     ("loss_above = 5", "loss_patience = 2", "on loss_above checkpoint then stop")),
+    ("loss_watchdog_threshold: 5.0", ("loss_above = 5", "on loss_above checkpoint then stop")),
     # length
     ("num_epochs: 2", ["budget = 2 epochs"]),
     ("num_epochs: 0.5", ["budget = 0.5 epochs"]),

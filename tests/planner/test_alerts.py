@@ -53,6 +53,16 @@ def test_thresholds_are_those_of_the_spec(make_plan, written, name, value):
     assert thresholds(make_plan(more=f"alerts {{ {written} }}"))[name] == value
 
 
+def test_a_loss_that_stays_high(make_plan):
+    written = "alerts { loss_above = 8, loss_patience = 2 }\non loss_above checkpoint then stop"
+    plan = make_plan(more=written)
+    args = thresholds(plan)
+    assert (args["loss_above"], args["loss_steps"]) == (8.0, 2)
+    assert "2 steps in a row with a loss above 8" in plan.node("setup.alerts").does
+    assert triggers(plan, "loss_above")[0].stop
+    assert "loss_above" not in thresholds(make_plan())
+
+
 def test_a_share_of_the_disk_asks_for_no_more_than_some_checkpoints(make_plan):
     plan = make_plan()
     assert thresholds(plan)["disk_most_bytes"] == 100 * 2**30 > 10 * plan.estimates.checkpoint_bytes

@@ -8,6 +8,7 @@ import pytest
 from xtrain.runtime.observe.detectors import (
     DiskDetector,
     Finding,
+    HighLossDetector,
     LossSpikeDetector,
     MemoryDetector,
     SlowDetector,
@@ -168,3 +169,10 @@ def test_a_disk_that_fills_and_is_tidied():
 def test_what_has_to_be_free(detector, limit, words):
     found = detector.take(5 * GIB, 100 * GIB)
     assert found is not None and found.limit == limit * GIB and words in found.message
+
+
+def test_a_loss_that_stays_high():
+    detector = HighLossDetector(8.0, 2)
+    found = numbered(detector.take(loss) for loss in (9, 8, 9, 8.1, 9, 8, 9, 8, 7, 9))
+    assert [(number, each.state, each.value) for number, each in found] == [(3, "raised", 8.1), (8, "cleared", 7)]
+    assert found[0][1].message == "loss 8.1, for 2 steps above 8"
