@@ -15,6 +15,7 @@ from attrs import evolve, frozen
 from xtrain.dsl.schema.adapters import ADAPTERS
 from xtrain.dsl.schema.model import FAMILIES, Model, Resuming
 from xtrain.dsl.schema.precision import base_of
+from xtrain.dsl.schema.setting import resuming_of
 from xtrain.plan.architecture import Architecture, ParameterSpec, buffers, parameters
 from xtrain.plan.groups import ParameterGroups
 from xtrain.plan.mesh import base_of_plan
@@ -312,18 +313,17 @@ def _common(causes: list[str]) -> str:
     return "adapter" if blocks == {""} else f"{blocks.pop()}.adapter" if len(blocks) == 1 else "task"
 
 
-def resuming(before: Mapping[str, Any], after: Mapping[str, Any]) -> Callable[[str], Resuming]:
+def resuming(before: Mapping[str, Any], after: Mapping[str, Any]) -> Callable[[str], str]:
     """Return a function that gives the effect of a changed setting on a checkpoint, as declared by the families and
     adapters of both models."""
     families = [family for model in (before, after) if (family := _family(model)) is not None]
-    known: dict[str, Resuming] = {"head": "shape"}
-    known |= {name: what for family in families for name, what in family.resuming.items()}
+    known = {"head": "shape", **{name: what for family in families for name, what in resuming_of(family).items()}}
     others: list[Resuming] = [family.other for family in families if family.other != Model.other]
     other = others[0] if others else Model.other
     kinds = {(key, each) for model in (before, after) for key, each in model.items() if key.endswith("adapter.kind")}
     for key, kind in kinds:
         if kind in ADAPTERS:
-            known |= {f"{key.removesuffix('kind')}{name}": what for name, what in ADAPTERS[kind].resuming.items()}
+            known |= {f"{key.removesuffix('kind')}{name}": what for name, what in resuming_of(ADAPTERS[kind]).items()}
     return lambda name: known.get(name, "shape" if _of_adapter(name) else other)
 
 

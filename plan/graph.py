@@ -9,10 +9,10 @@ from attrs import define, field, frozen
 from xtrain.dsl.schema.actions import ENDINGS, EventName
 from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.cluster import LAUNCHERS, Launcher
-from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.schema.component import Registry, UserComponent
 from xtrain.dsl.schema.parallel import stack_of_node
 from xtrain.dsl.schema.run import OP
-from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting, settings_of
+from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, resuming_of, setting, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
 from xtrain.plan.plan import Edge, Node, NodeKind, Plan
@@ -37,6 +37,7 @@ Effect = Literal["none", "rounding", "learning"]
 bit. rounding: equal but for rounding. learning: the runs learn different things."""
 STAYS: Final = "training does not change"
 ORDER: Final = "sums are computed in another order"
+OTHER_CODE: Final = "the run calls other code, or the same with other arguments"
 LEARNS: Final = "the optimizer uses the new value from here on"
 INITIAL: Final = "it only affects the initial weights, which came from A"
 
@@ -106,6 +107,13 @@ def resumes(
         return add
 
     return declare
+
+
+def component_rules(registry: Registry[Any], args: Mapping[str, Any], usual: str) -> dict[str, Rule]:
+    """Return the rules of the arguments of a component's node, as its settings declare `resuming`. usual: the effect of
+    the others, as a clause."""
+    own = resuming_of(registry.get(args["kind"])) if "user" not in args else {"user": OTHER_CODE}
+    return {name: learns(f"{registry.word}.{name}", own.get(name, usual)) for name in args}
 
 
 class GraphError(Exception):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod, sqrt
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attrs import evolve, frozen
 
@@ -13,7 +13,6 @@ from xtrain.components.adapters._lora_peft import by_name, peft_values, settings
 from xtrain.contracts.models import PlannedAdapter
 from xtrain.dsl.schema.adapters import ADAPTERS, DROPOUT_CHUNK, begun_from, trained_in_full
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.model import Resuming
 from xtrain.dsl.schema.setting import AUTO, Auto, Range, at_least, positive, setting
 from xtrain.plan.architecture import Architecture, BlockParameter
 from xtrain.plan.parameters import (
@@ -44,15 +43,18 @@ class Lora(PlannedAdapter):
     """
 
     kind: str = named("lora")
-    rank: int = setting("rank: number of rows of A and columns of B", default=16, check=at_least(1))
+    rank: int = setting("rank: number of rows of A and columns of B", default=16, check=at_least(1), resuming="shape")
     alpha: float | Auto = setting(
         "s is alpha / rank, or alpha / √rank where scaling is rslora; auto: the rank",
         default=AUTO,
         check=positive,
         example="32",
+        resuming="meaning",
     )
     scaling: Literal["standard", "rslora"] = setting(
-        "divisor of alpha. standard: the rank; rslora: its square root (arXiv 2312.03732)", default="standard"
+        "divisor of alpha. standard: the rank; rslora: its square root (arXiv 2312.03732)",
+        default="standard",
+        resuming="meaning",
     )
     targets: tuple[str, ...] = setting(
         "matrices with an adapter, by parts of their names in the plan: `*` is any text inside a part, `0-3` the "
@@ -60,26 +62,34 @@ class Lora(PlannedAdapter):
         "are included only if `experts` is among the parts, and the head only if `lm_head` is a target",
         default=(ALL_LINEAR,),
         example='["q_proj", "v_proj", "mlp.experts"]',
+        resuming="shape",
     )
     layers: tuple[str, ...] = setting(
         "blocks whose matrices have an adapter: `0-3` is the numbers 0 to 3; empty: all blocks",
         default=(),
         example='["16-31"]',
+        resuming="shape",
     )
     ranks: dict[str, int] = setting(
         "ranks other than `rank`, by names of matrices as in `targets`; the first name that matches a matrix applies",
         default={},
         check=at_least(1),
         example='{ v_proj: 8, "layers.0-3.mlp": 32 }',
+        resuming="shape",
     )
     alphas: dict[str, float] = setting(
-        "values other than `alpha`, in the same way", default={}, check=positive, example="{ v_proj: 16 }"
+        "values other than `alpha`, in the same way",
+        default={},
+        check=positive,
+        example="{ v_proj: 16 }",
+        resuming="meaning",
     )
     init: Literal["default", "gaussian", "orthogonal", "pissa"] = setting(
         "initial values. default: A uniform within ± 1 / √inputs, B zero; gaussian: A normal with standard deviation "
         "1 / rank, B zero; orthogonal: A and B from the two halves of a random basis, so that their product is zero; "
         "pissa: s · B · A is the part of W with the largest singular values, and W becomes the rest (arXiv 2404.02948)",
         default="default",
+        resuming="elsewhere",
     )
     dropout: float = setting(
         "dropout of the inputs of A in training; W gets the inputs without dropout, and with dora also after dropout",
@@ -87,24 +97,17 @@ class Lora(PlannedAdapter):
         check=Range(low=0, below=1),
         added=True,
         example="0.05",
+        resuming="elsewhere",
     )
     dora: bool = setting(
         "scale the rows of W + s · B · A to trained magnitudes, which start as the norms of the rows of W (Liu et al. "
         "2024, arXiv 2402.09353)",
         default=False,
         added=True,
+        resuming="shape",
     )
     train: tuple[str, ...] = trained_in_full()
     from_: str | None = begun_from()
-
-    resuming: ClassVar[Mapping[str, Resuming]] = {
-        **dict.fromkeys(("rank", "ranks", "targets", "layers", "dora"), "shape"),
-        **dict.fromkeys(("alpha", "alphas"), "meaning"),
-        "scaling": "meaning",
-        "init": "elsewhere",
-        "dropout": "elsewhere",
-        "train": "elsewhere",
-    }
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         return {"alpha": (float(self.rank), f"rank {self.rank}")}

@@ -1,6 +1,5 @@
 """`model deepseek_v3 { … }`: DeepSeek-V3 and R1 (arXiv 2412.19437)."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -11,7 +10,7 @@ from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
 from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.model import FAMILIES, ExpertTransformer, Resuming, Router, attention_biases
+from xtrain.dsl.schema.model import FAMILIES, ExpertTransformer, Router, attention_biases
 from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
@@ -59,52 +58,60 @@ class DeepseekV3(ExpertTransformer, PlannedModel):
         default=None,
         check=at_least(1),
         example="96",
+        resuming="shape",
     )
-    kv_rank: int = setting("width of the low-rank projection of keys and values", check=at_least(1), example="64")
-    nope_dim: int = setting("width of the part of queries and keys without RoPE", check=at_least(1), example="32")
+    kv_rank: int = setting(
+        "width of the low-rank projection of keys and values", check=at_least(1), example="64", resuming="shape"
+    )
+    nope_dim: int = setting(
+        "width of the part of queries and keys without RoPE", check=at_least(1), example="32", resuming="width"
+    )
     rope_dim: int = setting(
         "width of the part of queries and keys with RoPE; all heads share this part of the keys",
         check=at_least(2),
         example="16",
+        resuming="width",
     )
-    value_dim: int = setting("width of the values of a head", check=at_least(1), example="32")
+    value_dim: int = setting("width of the values of a head", check=at_least(1), example="32", resuming="width")
     interleaved: bool = setting(
         "rotate pairs of adjacent elements by RoPE; false: pairs of one element from each half",
         default=True,
+        resuming="meaning",
     )
     score_weight: float = setting(
         "with positions scaled by yarn: attention scores are multiplied by (0.1 · score_weight · ln(factor) + 1)²",
         default=0.0,
         check=not_negative,
+        resuming="meaning",
     )
     attention_bias: bool = attention_biases()
     first_dense: int = setting(
-        "number of first blocks with a SwiGLU of width ffn instead of experts", default=0, check=at_least(0)
+        "number of first blocks with a SwiGLU of width ffn instead of experts",
+        default=0,
+        check=at_least(0),
+        resuming="shape",
     )
     shared_experts: int = setting(
         "number of shared experts, which process every token; computed as one SwiGLU", default=1, check=at_least(1)
     )
-    expert_groups: int = setting("number of groups that experts are divided into", default=1, check=at_least(1))
+    expert_groups: int = setting(
+        "number of groups that experts are divided into", default=1, check=at_least(1), resuming="meaning"
+    )
     groups_per_token: int = setting(
         "number of groups that a token is sent to: the groups with the highest sum of their two best scores",
         default=1,
         check=at_least(1),
+        resuming="meaning",
     )
-    expert_scale: float = setting("factor of the weights of routed experts", default=1.0, check=positive)
+    expert_scale: float = setting(
+        "factor of the weights of routed experts", default=1.0, check=positive, resuming="meaning"
+    )
     router: Router = setting("how tokens choose experts", default=Router(score="sigmoid"))
     # They follow from the widths above, and heads have no norms.
     kv_heads: int | Auto = attrs.field(default=AUTO, init=False)
     head_dim: int | Auto = attrs.field(default=AUTO, init=False)
     qk_norm: bool | Auto = attrs.field(default=False, init=False)
 
-    resuming: ClassVar[Mapping[str, Resuming]] = {
-        **ExpertTransformer.resuming,
-        **dict.fromkeys(("q_rank", "kv_rank", "first_dense", "attention_bias"), "shape"),
-        **dict.fromkeys(("nope_dim", "rope_dim", "value_dim"), "width"),
-        **dict.fromkeys(
-            ("interleaved", "score_weight", "expert_groups", "groups_per_token", "expert_scale"), "meaning"
-        ),
-    }
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="deepseek_v3",
         architectures=("DeepseekV3ForCausalLM",),

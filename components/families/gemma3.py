@@ -13,7 +13,6 @@ from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import (
     FAMILIES,
     ModelEnds,
-    Resuming,
     TransformerSettings,
     attention_biases,
     full_layers_setting,
@@ -95,7 +94,6 @@ class Gemma3(TransformerSettings, PlannedModel):
         "cap of logits l: cap · tanh(l / cap); none: no cap", default=None, check=positive, example="30"
     )
     has_qk_norm: ClassVar[bool] = True
-    resuming: ClassVar[Mapping[str, Resuming]] = {**TransformerSettings.resuming, "attention_bias": "shape"}
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="gemma3_text",
         architectures=("Gemma3ForCausalLM",),

@@ -13,7 +13,6 @@ from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import (
     FAMILIES,
     ExpertTransformer,
-    Resuming,
     attention_biases,
     full_layers_setting,
     window_setting,
@@ -73,13 +72,11 @@ class GptOss(ExpertTransformer, PlannedModel):
         "limits of activations in experts: gates are at most this, the values they multiply within ± this",
         default=7.0,
         check=positive,
+        resuming="meaning",
     )
-    swiglu_alpha: float = setting("factor of the gates inside their sigmoid", default=1.702, check=positive)
-    resuming: ClassVar[Mapping[str, Resuming]] = {
-        **ExpertTransformer.resuming,
-        "attention_bias": "shape",
-        **dict.fromkeys(("swiglu_limit", "swiglu_alpha"), "meaning"),
-    }
+    swiglu_alpha: float = setting(
+        "factor of the gates inside their sigmoid", default=1.702, check=positive, resuming="meaning"
+    )
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="gpt_oss",
         architectures=("GptOssForCausalLM",),

@@ -1,6 +1,5 @@
 """`model llama { … }`: Llama (Grattafiori et al. 2024, arXiv 2407.21783)."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from attrs import frozen
@@ -10,7 +9,7 @@ from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
 from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.model import FAMILIES, Resuming, TransformerSettings, attention_biases, mlp_biases
+from xtrain.dsl.schema.model import FAMILIES, TransformerSettings, attention_biases, mlp_biases
 from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
@@ -33,11 +32,6 @@ class Llama(TransformerSettings, PlannedModel):
     family: str = named("llama")
     attention_bias: bool = attention_biases()
     mlp_bias: bool = mlp_biases()
-    resuming: ClassVar[Mapping[str, Resuming]] = {
-        **TransformerSettings.resuming,
-        "attention_bias": "shape",
-        "mlp_bias": "shape",
-    }
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="llama",
         architectures=("LlamaForCausalLM",),

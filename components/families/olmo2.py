@@ -1,6 +1,5 @@
 """`model olmo2 { … }`: OLMo 2 (Walsh et al. 2024, arXiv 2501.00656)."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from attrs import frozen
@@ -10,7 +9,7 @@ from xtrain.blocks.block import BlockPiece, post_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
 from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.model import FAMILIES, Resuming, TransformerSettings, attention_biases
+from xtrain.dsl.schema.model import FAMILIES, TransformerSettings, attention_biases
 from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
@@ -31,7 +30,6 @@ class Olmo2(TransformerSettings, PlannedModel):
     family: str = named("olmo2")
     attention_bias: bool = attention_biases()
     has_qk_norm: ClassVar[bool] = True
-    resuming: ClassVar[Mapping[str, Resuming]] = {**TransformerSettings.resuming, "attention_bias": "shape"}
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="olmo2",
         architectures=("Olmo2ForCausalLM",),

@@ -1,6 +1,5 @@
 """`model qwen2_moe { … }`: Qwen1.5-MoE and Qwen2-57B-A14B (Yang et al. 2024, arXiv 2407.10671)."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from attrs import evolve, frozen
@@ -13,7 +12,6 @@ from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import (
     FAMILIES,
     MixedTransformer,
-    Resuming,
     full_layers_setting,
     window_setting,
 )
@@ -53,15 +51,11 @@ class Qwen2Moe(MixedTransformer, PlannedModel):
         "width of the shared expert, which processes every token; auto: experts_per_token · expert_ffn",
         default=AUTO,
         check=at_least(1),
+        resuming="shape",
     )
     window: int | None = window_setting()
     full_layers: tuple[int, ...] = full_layers_setting()
-    qkv_bias: bool = setting("biases on queries, keys and values", default=True)
-    resuming: ClassVar[Mapping[str, Resuming]] = {
-        **MixedTransformer.resuming,
-        "shared_ffn": "shape",
-        "qkv_bias": "shape",
-    }
+    qkv_bias: bool = setting("biases on queries, keys and values", default=True, resuming="shape")
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen2_moe",
         architectures=("Qwen2MoeForCausalLM",),

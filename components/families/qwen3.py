@@ -1,6 +1,5 @@
 """`model qwen3 { … }`: Qwen3 (Yang et al. 2025, arXiv 2505.09388)."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from attrs import evolve, frozen
@@ -12,7 +11,6 @@ from xtrain.contracts.models import PlannedModel, layer_windows
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import (
     FAMILIES,
-    Resuming,
     TransformerSettings,
     attention_biases,
     full_layers_setting,
@@ -42,10 +40,6 @@ class Qwen3(TransformerSettings, PlannedModel):
     window: int | None = window_setting()
     full_layers: tuple[int, ...] = full_layers_setting()
     has_qk_norm: ClassVar[bool] = True
-    resuming: ClassVar[Mapping[str, Resuming]] = {
-        **TransformerSettings.resuming,
-        "attention_bias": "shape",
-    }
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen3",
         architectures=("Qwen3ForCausalLM",),

@@ -1,6 +1,5 @@
 """`model qwen3_moe { … }`: Qwen3 with experts (Yang et al. 2025, arXiv 2505.09388)."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from attrs import evolve, frozen
@@ -10,7 +9,7 @@ from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
 from xtrain.contracts.models import PlannedModel, layers_with_experts
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.model import FAMILIES, MixedTransformer, Resuming, attention_biases, window_setting
+from xtrain.dsl.schema.model import FAMILIES, MixedTransformer, attention_biases, window_setting
 from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
@@ -37,10 +36,6 @@ class Qwen3Moe(MixedTransformer, PlannedModel):
     attention_bias: bool = attention_biases()
     window: int | None = window_setting()
     has_qk_norm: ClassVar[bool] = True
-    resuming: ClassVar[Mapping[str, Resuming]] = {
-        **MixedTransformer.resuming,
-        "attention_bias": "shape",
-    }
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen3_moe",
         architectures=("Qwen3MoeForCausalLM",),

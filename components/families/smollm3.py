@@ -1,7 +1,6 @@
 """`model smollm3 { … }`: SmolLM3 (Hugging Face 2025), with some layers without RoPE (Yang et al. 2025, arXiv
 2501.18795)."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from attrs import evolve, frozen
@@ -13,7 +12,6 @@ from xtrain.contracts.models import PlannedModel, layer_windows
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import (
     FAMILIES,
-    Resuming,
     TransformerSettings,
     attention_biases,
     full_layers_setting,
@@ -82,17 +80,12 @@ class SmolLM3(TransformerSettings, PlannedModel):
         "layers without RoPE, counted from 0; auto: every fourth layer",
         default=AUTO,
         check=not_negative,
+        resuming="meaning",
     )
     window: int | None = window_setting()
     full_layers: tuple[int, ...] = full_layers_setting()
     attention_bias: bool = attention_biases()
     mlp_bias: bool = mlp_biases()
-    resuming: ClassVar[Mapping[str, Resuming]] = {
-        **TransformerSettings.resuming,
-        "no_rope": "meaning",
-        "attention_bias": "shape",
-        "mlp_bias": "shape",
-    }
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="smollm3",
         architectures=("SmolLM3ForCausalLM",),

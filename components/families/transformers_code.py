@@ -11,7 +11,7 @@ from xtrain.blocks.code_layer import CodeLayer
 from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.checking.model_code import describe, read_config
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.model import FAMILIES, FOLDER, ModelEnds, ModelFolder, Resuming
+from xtrain.dsl.schema.model import FAMILIES, FOLDER, ModelEnds, ModelFolder
 from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting
 from xtrain.dsl.user_parts.bodies import BodyError
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
@@ -45,20 +45,21 @@ class TransformersCode(PlannedModel):
 
     family: str = named("transformers_code")
     folder: ModelFolder | None = attrs.field(default=None, kw_only=True, metadata={FOLDER: True})
-    dim: int = setting("width of the residual stream", check=at_least(1), example="192")
-    layers: int = setting("number of layers", check=at_least(1), example="4")
-    heads: int = setting("number of query heads", check=at_least(1), example="6")
+    dim: int = setting("width of the residual stream", check=at_least(1), example="192", resuming="shape")
+    layers: int = setting("number of layers", check=at_least(1), example="4", resuming="shape")
+    heads: int = setting("number of query heads", check=at_least(1), example="6", resuming="shape")
     kv_heads: int | Auto = setting(
-        "number of key and value heads; auto: as many as heads", default=AUTO, check=at_least(1)
+        "number of key and value heads; auto: as many as heads", default=AUTO, check=at_least(1), resuming="shape"
     )
     vocab: int | Literal["tokenizer"] | Auto = setting(
-        "vocabulary size; auto: the folder's", default=AUTO, check=at_least(2)
+        "vocabulary size; auto: the folder's", default=AUTO, check=at_least(2), resuming="shape"
     )
-    tie_embeddings: bool = setting("the embedding is the output head", default=False)
+    tie_embeddings: bool = setting("the embedding is the output head", default=False, resuming="shape")
     code: Literal["transformers"] = setting(
         "whose code computes the model; it may be written for a type that xtrain has a native family for",
         default="transformers",
         added=True,
+        resuming="meaning",
     )
     weights: Literal["auto", "none"] = setting(
         "initial weights of a run; auto: the weights in the folder; none: random",
@@ -77,10 +78,6 @@ class TransformersCode(PlannedModel):
     attention: ClassVar[Literal["auto"]] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
     head_dim: ClassVar[Auto] = AUTO  # pyright: ignore[reportIncompatibleVariableOverride]
     ffn: ClassVar[Auto] = AUTO  # pyright: ignore[reportIncompatibleVariableOverride]
-    resuming: ClassVar[Mapping[str, Resuming]] = {
-        **dict.fromkeys(("dim", "layers", "heads", "kv_heads", "vocab", "tie_embeddings"), "shape"),
-        "code": "meaning",
-    }
 
     @property
     def loads(self) -> bool:

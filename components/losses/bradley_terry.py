@@ -21,19 +21,17 @@ class BradleyTerry(RewardLoss):
         "the reward of the chosen answer must be higher by the number `margin` of each pair (Llama 2, arXiv "
         "2307.09288, section 3.2.2)",
         default=False,
+        resuming="pairs are compared differently from here on",
     )
     centre: float = setting(
         "weight of the squared sum of both rewards, which keeps their mean at 0 (arXiv 2312.09244)",
         default=0.0,
         check=not_negative,
+        resuming="rewards are kept at 0 by it from here on",
     )
 
     may_read: ClassVar[Mapping[str, str]] = {"margin": "margin = true"}
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = PAIR_METRICS
-    resuming: ClassVar[Mapping[str, str]] = {
-        "margin": "pairs are compared differently from here on",
-        "centre": "rewards are kept at 0 by it from here on",
-    }
 
     @property
     def unit(self) -> Unit:

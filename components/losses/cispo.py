@@ -1,7 +1,6 @@
 """`loss cispo { … }`: the policy gradient with clipped weights (MiniMax-M1, arXiv 2506.13585)."""
 
-from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Iterator
 
 from attrs import frozen
 
@@ -18,9 +17,9 @@ class Cispo(TokenPolicyLoss):
 
     kind: str = named("cispo")
     ratio_low: float = setting("lower limit of ratios", default=0.0, check=not_negative)
-    ratio_high: float = setting("upper limit of ratios", default=5.0, check=positive)
-
-    resuming: ClassVar[Mapping[str, str]] = {"ratio_high": "ratios are clipped by it from here on"}
+    ratio_high: float = setting(
+        "upper limit of ratios", default=5.0, check=positive, resuming="ratios are clipped by it from here on"
+    )
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()

@@ -1,7 +1,7 @@
 """`loss cpo { … }`: contrastive preference optimization (Xu et al. 2024, arXiv 2401.08417)."""
 
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 from attrs import frozen
 
@@ -28,8 +28,6 @@ class Cpo(PairLoss):
         "weight of the cross-entropy of the chosen answer, mean over its tokens", default=1.0, check=not_negative
     )
     chunk: Quantity = logits_chunk()
-
-    resuming: ClassVar[Mapping[str, str]] = {"beta": "pairs are compared with it from here on"}
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.label_smoothing and self.form != "sigmoid":

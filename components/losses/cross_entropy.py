@@ -24,26 +24,24 @@ class CrossEntropy(Loss):
         default=0.0,
         check=Range(low=0, below=1),
         added=True,
+        resuming="labels are smoothed by it from here on",
     )
     weighted: bool = setting(
         "multiply the loss of each token by its number in the column `weights` of the dataset; the sum is still "
         "divided by the number of valid tokens",
         default=False,
         added=True,
+        resuming="tokens are weighted differently from here on",
     )
     focal: float = setting(
         "γ of the focal loss: −log p of a label is multiplied by (1 − p)^γ (arXiv 1708.02002)",
         default=0.0,
         check=not_negative,
         added=True,
+        resuming="confident labels are weighted by it from here on",
     )
     chunk: Quantity = logits_chunk()
 
-    resuming: ClassVar[Mapping[str, str]] = {
-        "label_smoothing": "labels are smoothed by it from here on",
-        "weighted": "tokens are weighted differently from here on",
-        "focal": "confident labels are weighted by it from here on",
-    }
     may_read: ClassVar[Mapping[str, str]] = {WEIGHTS: "weighted = true"}
 
     @property

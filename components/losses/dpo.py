@@ -1,7 +1,7 @@
 """`loss dpo { … }`: direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290), and its variants."""
 
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 from attrs import frozen
 
@@ -40,8 +40,6 @@ class Dpo(ReferredLoss, PairLoss):
     length_normalised: bool = setting("log-ratios are means over tokens instead of sums", default=False)
     reference: Reference = reference_setting()
     chunk: Quantity = logits_chunk()
-
-    resuming: ClassVar[Mapping[str, str]] = {"beta": "pairs are compared with it from here on"}
 
     @property
     def columns(self) -> tuple[str, ...]:

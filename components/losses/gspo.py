@@ -17,12 +17,16 @@ class Gspo(PolicyLoss):
     """`loss gspo { … }`: the clipped ratio of whole sequences, from the mean log-ratio of their tokens."""
 
     kind: str = named("gspo")
-    clip_low: float = setting("ratios are clipped at 1 − this", default=3e-4, check=Range(low=0, below=1))
+    clip_low: float = setting(
+        "ratios are clipped at 1 − this",
+        default=3e-4,
+        check=Range(low=0, below=1),
+        resuming="ratios are clipped by it from here on",
+    )
     clip_high: float = setting("ratios are clipped at 1 + this", default=4e-4, check=not_negative)
 
     across: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = POLICY | REFERENCE_KL
-    resuming: ClassVar[Mapping[str, str]] = {"clip_low": "ratios are clipped by it from here on"}
 
     @property
     def unit(self) -> Unit:

@@ -30,7 +30,7 @@ class Kto(ReferredLoss):
     likely."""
 
     kind: str = named("kto")
-    beta: float = beta_setting(0.1)
+    beta: float = beta_setting(0.1, resuming="answers are judged with it from here on")
     desirable: float = setting("weight of answers whose `label` is true", default=1.0, check=positive)
     undesirable: float = setting("weight of the others", default=1.0, check=positive)
     reference_point: float | Literal["estimated"] = setting(
@@ -48,7 +48,6 @@ class Kto(ReferredLoss):
         "rewards/margin": ("reward of answers, negated for undesirable answers; mean over sequences", "nats"),
         "rewards/accuracy": ("share of answers whose reward has the sign of their label", "share, 0 to 1"),
     }
-    resuming: ClassVar[Mapping[str, str]] = {"beta": "answers are judged with it from here on"}
 
     @property
     def unit(self) -> Unit:

@@ -1,8 +1,5 @@
 """`loss orpo { … }`: odds-ratio preference plus cross-entropy (Hong et al. 2024, arXiv 2403.07691)."""
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from attrs import frozen
 
 from xtrain.dsl.schema.component import named
@@ -17,10 +14,12 @@ class Orpo(PairLoss):
     reference."""
 
     kind: str = named("orpo")
-    beta: float = beta_setting(0.1, "weight of the odds ratio relative to the cross-entropy: λ of the paper")
+    beta: float = beta_setting(
+        0.1,
+        "weight of the odds ratio relative to the cross-entropy: λ of the paper",
+        "odds ratios are weighted by it from here on",
+    )
     chunk: Quantity = logits_chunk()
-
-    resuming: ClassVar[Mapping[str, str]] = {"beta": "odds ratios are weighted by it from here on"}
 
     def does(self) -> str:
         text = f"minimize the mean cross-entropy of the chosen answer of each pair − {self.beta:g} · log σ of the "

@@ -1,8 +1,5 @@
 """`loss simpo { … }`: preferences without a reference, by means over tokens (Meng et al. 2024, arXiv 2405.14734)."""
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from attrs import frozen
 
 from xtrain.dsl.schema.component import named
@@ -21,8 +18,6 @@ class Simpo(PairLoss):
     beta: float = beta_setting(2.0)
     gamma: float = setting("margin γ of the chosen answer", default=1.0, check=not_negative)
     chunk: Quantity = logits_chunk()
-
-    resuming: ClassVar[Mapping[str, str]] = {"beta": "pairs are compared with it from here on"}
 
     def does(self) -> str:
         text = f"minimize −log σ({self.beta:g} · (a − b) − {self.gamma:g}) of each pair, a and b the mean "

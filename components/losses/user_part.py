@@ -15,8 +15,6 @@ from xtrain.dsl.values import Quantity
 class OwnLoss(UserComponent, ReferredLoss):
     """Common base of user-defined losses."""
 
-    resuming: ClassVar[Mapping[str, str]] = {"user": "the run calls other code, or the same with other arguments"}
-
     @property
     def unit(self) -> Unit:
         return self.declared.get("unit") or "token"

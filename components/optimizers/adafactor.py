@@ -38,9 +38,11 @@ class Adafactor(PlannedOptimizer):
     kind: str = named("adafactor")
     lr: float = learning_rate()
     beta2_decay: float = setting(
-        "share of the new squares in the averages at update t: t to this power", default=-0.8,
+        "share of the new squares in the averages at update t: t to this power",
+        default=-0.8,
         check=Range(low=-1, below=0),
-    )  # fmt: skip
+        resuming="the optimizer takes it from the plan, and the averages follow within some steps",
+    )
     eps1: float = setting("lower limit of the root of an average of squares", default=2**-23, check=positive)
     eps2: float = setting(
         "lower limit of the size of weights that updates are proportional to", default=1e-3, check=positive
@@ -57,9 +59,6 @@ class Adafactor(PlannedOptimizer):
 
     counts: ClassVar[bool] = True
     temporaries: ClassVar[int] = 4
-    resuming: ClassVar[Mapping[str, str]] = {
-        "beta2_decay": "the optimizer takes it from the plan, and the averages follow within some steps"
-    }
 
     def arguments(self, resolved: Resolved) -> dict[str, Any]:
         """Return the node's arguments. factored: names of matrices, with `*` for the layer; each expert is one matrix.

@@ -47,7 +47,10 @@ class AdamMini(PlannedOptimizer):
     kind: str = named("adam_mini")
     lr: float = learning_rate()
     betas: tuple[float, ...] = setting(
-        "exponential decay of the momentum and of the averages of squares", default=(0.9, 0.95), check=momentum_pair
+        "exponential decay of the momentum and of the averages of squares",
+        default=(0.9, 0.95),
+        check=momentum_pair,
+        resuming="the optimizer takes it from the plan, and the averages follow within some steps",
     )
     eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
     weight_decay: float = decoupled_decay(0.1)
@@ -60,9 +63,6 @@ class AdamMini(PlannedOptimizer):
 
     counts: ClassVar[bool] = True
     temporaries: ClassVar[int] = 2
-    resuming: ClassVar[Mapping[str, str]] = {
-        "betas": "the optimizer takes it from the plan, and the averages follow within some steps"
-    }
 
     def arguments(self, resolved: Resolved) -> dict[str, Any]:
         """Return the node's arguments. heads: names of queries and keys, with `*` for the layer, and their numbers of

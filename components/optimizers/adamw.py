@@ -32,7 +32,12 @@ class AdamW(PlannedOptimizer):
 
     kind: str = named("adamw")
     lr: float = learning_rate()
-    betas: tuple[float, ...] = setting("exponential decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
+    betas: tuple[float, ...] = setting(
+        "exponential decay of the two moments",
+        default=(0.9, 0.95),
+        check=momentum_pair,
+        resuming="the optimizer takes it from the plan, and the moments follow within some steps",
+    )
     eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
     weight_decay: float = decoupled_decay(0.1)
     cautious_decay: bool = cautious_decay()
@@ -46,9 +51,6 @@ class AdamW(PlannedOptimizer):
     counts: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
     compiled: ClassVar[Compiled] = "converted"
-    resuming: ClassVar[Mapping[str, str]] = {
-        "betas": "the optimizer takes it from the plan, and the moments follow within some steps"
-    }
 
     def does(self, number_format: str) -> str:
         return f"adamw, two moments in {self.stored(number_format)}, {self.decayed(self.weight_decay)}"

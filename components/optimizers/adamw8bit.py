@@ -39,7 +39,12 @@ class AdamW8bit(PlannedOptimizer):
 
     kind: str = named("adamw8bit")
     lr: float = learning_rate()
-    betas: tuple[float, ...] = setting("exponential decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
+    betas: tuple[float, ...] = setting(
+        "exponential decay of the two moments",
+        default=(0.9, 0.95),
+        check=momentum_pair,
+        resuming="the optimizer takes it from the plan, and the moments follow within some steps",
+    )
     eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
     weight_decay: float = decoupled_decay(0.1)
     block: int = setting("numbers of a row that share a scale in fp32", default=128, check=at_least(8))
@@ -53,9 +58,6 @@ class AdamW8bit(PlannedOptimizer):
     compiled: ClassVar[Compiled] = "always"
     counts: ClassVar[bool] = True
     temporaries: ClassVar[int] = 6
-    resuming: ClassVar[Mapping[str, str]] = {
-        "betas": "the optimizer takes it from the plan, and the moments follow within some steps"
-    }
 
     def arguments(self, resolved: Resolved) -> dict[str, Any]:
         """Return the node's arguments. quantised: names of the tensors with 8-bit moments, with `*` for the layer."""

@@ -39,7 +39,12 @@ class Muon(PlannedOptimizer):
 
     kind: str = named("muon")
     lr: float = learning_rate()
-    momentum: float = setting("exponential decay of the momentum", default=0.95, check=Range(low=0, below=1))
+    momentum: float = setting(
+        "exponential decay of the momentum",
+        default=0.95,
+        check=Range(low=0, below=1),
+        resuming="the optimizer takes it from the plan, and the momentum follows within some steps",
+    )
     nesterov: bool = setting("use Nesterov momentum", default=True)
     weight_decay: float = decoupled_decay(0.1)
     ns_steps: int = setting("number of Newton–Schulz iterations", default=5, check=at_least(1))
@@ -67,9 +72,6 @@ class Muon(PlannedOptimizer):
 
     compiled: ClassVar[Compiled] = "always"
     counts: ClassVar[bool] = True
-    resuming: ClassVar[Mapping[str, str]] = {
-        "momentum": "the optimizer takes it from the plan, and the momentum follows within some steps",
-    }
 
     def arguments(self, resolved: Resolved) -> dict[str, Any]:
         """Return the node's arguments. matrices: names of the matrices to orthogonalize, with `*` for the layer.

@@ -34,8 +34,10 @@ class ScheduleFree(PlannedOptimizer):
     lr: float = learning_rate()
     betas: tuple[float, ...] = setting(
         "share of the average in the weights at which gradients are computed; decay of squared gradients",
-        default=(0.9, 0.95), check=momentum_pair,
-    )  # fmt: skip
+        default=(0.9, 0.95),
+        check=momentum_pair,
+        resuming="the optimizer takes it from the plan, and gradients are computed at other weights from here on",
+    )
     eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
     weight_decay: float = decoupled_decay(0.1)
     clip: float | None = clip_norm()
@@ -46,9 +48,6 @@ class ScheduleFree(PlannedOptimizer):
     counts: ClassVar[bool] = True
     temporaries: ClassVar[int] = 3
     before_forward: ClassVar[str] = "move weights to the point between average and newest, where gradients are computed"
-    resuming: ClassVar[Mapping[str, str]] = {
-        "betas": "the optimizer takes it from the plan, and gradients are computed at other weights from here on"
-    }
 
     def does(self, number_format: str) -> str:
         return (

@@ -1,7 +1,7 @@
 """`optimizer NAME { … }` with user code: a function with `@optimizer` in a module named by `use`."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from attrs import frozen
 
@@ -18,8 +18,6 @@ class UserOptimizer(UserComponent, PlannedOptimizer):
     kind: str = named("")
     lr: float = learning_rate()
     clip: float | None = clip_norm()
-
-    resuming: ClassVar[Mapping[str, str]] = {"user": "the run calls other code, or the same with other arguments"}
 
     def args(self) -> dict[str, Any]:
         return {"user": self.call(), "state": list(self.declared["state"]), "scalars": list(self.declared["scalars"])}

@@ -1,8 +1,7 @@
 """`reward exact_answer { … }`: exact match with the dataset's answer."""
 
 import re
-from collections.abc import Mapping
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 from attrs import frozen
 
@@ -36,14 +35,13 @@ class ExactAnswer(Reward):
         default=None,
         check=regular_expression,
         example=r'"#### (.+)"',
+        resuming="answers are extracted by it from here on",
     )
     compare: Literal["text", "number"] = setting(
         "text: answers must have the same characters; number: the same value, 1,000 and 1000.0 being equal; white "
         "space around them does not count",
         default="text",
     )
-
-    resuming: ClassVar[Mapping[str, str]] = {"pattern": "answers are extracted by it from here on"}
 
     def does(self) -> str:
         where = "" if self.pattern is None else f", extracted by `{self.pattern}`"

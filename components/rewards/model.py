@@ -1,7 +1,6 @@
 """`reward model { … }`: completions scored by a reward model."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from attrs import frozen
 
@@ -22,8 +21,6 @@ class RewardModel(Reward):
         check=file_path,
         example='"models/reward"',
     )
-
-    resuming: ClassVar[Mapping[str, str]] = {}
 
     @property
     def model_folder(self) -> str:

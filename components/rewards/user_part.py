@@ -1,7 +1,6 @@
 """`reward NAME { … }` with user code: a function with `@reward` in a module named by `use`."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from attrs import frozen
 
@@ -15,8 +14,6 @@ class UserReward(UserComponent, Reward):
     """`reward NAME { … }`: a function of your own, from a prompt, a completion and the record to a number."""
 
     kind: str = named("")
-
-    resuming: ClassVar[Mapping[str, str]] = {"user": "the run calls other code, or the same with other arguments"}
 
     def args(self) -> dict[str, Any]:
         return {"user": self.call()}

@@ -43,7 +43,7 @@ from xtrain.dsl.schema.model_config import (
     is_metadata,
     yarn_magnitude,
 )
-from xtrain.dsl.schema.setting import AUTO
+from xtrain.dsl.schema.setting import AUTO, resuming_of
 
 # Settings that may differ from the file: future training, and initialization of weights.
 FREE: Final = ("loss", "elsewhere")
@@ -438,7 +438,7 @@ class _Reading:
             return
         if setting == "vocab" and written.value.data == Word("tokenizer"):  # the planner knows the tokenizer's size
             return
-        if self.family.resuming.get(setting.replace(".", "_")) in FREE or _agree(written.value, theirs):
+        if resuming_of(self.family).get(setting.replace(".", "_")) in FREE or _agree(written.value, theirs):
             return
         says = f"`{key}` of {self.source.path} is" if entry is not None else f"with {self.source.path} it is"
         self.diagnostics.error(

@@ -8,7 +8,6 @@ import attrs
 from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
-from xtrain.dsl.schema.model import Resuming
 from xtrain.dsl.schema.optimizers import OF_STEP, Optimizer
 from xtrain.dsl.schema.setting import Auto, Role, TextCheck, file_path, is_unspoken, label, setting, settings_of
 
@@ -24,6 +23,7 @@ def trained_in_full() -> Any:
         "modules and parameters of the model that are trained in full next to the adapter, named as in `frozen` of "
         "`model`",
         default=(),
+        resuming="elsewhere",
         example='["lm_head", "norm"]',
     )
 
@@ -46,8 +46,6 @@ class Adapter(Component):
 
     targets: tuple[str, ...]
     train: tuple[str, ...]
-    resuming: ClassVar[Mapping[str, Resuming]] = {}
-    """Setting → effect of another value on a resume; a setting that is missing here has the effect `shape`."""
     from_: str | None
     peft_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of PEFT's `adapter_config.json` that `of_peft` reads."""

@@ -97,8 +97,6 @@ class Loss(Component):
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """Metrics of each step → (meaning, unit). They are means over tokens, or over units if the loss is `across` them.
     """
-    resuming: ClassVar[Mapping[str, str]] = {}
-    """Argument of its node → effect of another value on a resumed run, as a clause."""
     may_read: ClassVar[Mapping[str, str]] = {}
     """Column that it reads only with certain settings → these settings, as a spec writes them."""
 
@@ -245,9 +243,13 @@ PAIR_METRICS: Final = {
 }
 
 
-def beta_setting(default: float, what: str = "weight of a difference of log-probabilities: β") -> Any:
+def beta_setting(
+    default: float,
+    what: str = "weight of a difference of log-probabilities: β",
+    resuming: str = "pairs are compared with it from here on",
+) -> Any:
     """Declare the setting `beta` of preference losses."""
-    return setting(what, default=default, check=positive)
+    return setting(what, default=default, check=positive, resuming=resuming)
 
 
 class PairLoss(Loss):

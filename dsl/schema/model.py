@@ -1,6 +1,5 @@
 """Model definition: `model` and its `router`."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
 import attrs
@@ -42,16 +41,19 @@ Resuming = Literal["shape", "meaning", "width", "loss", "elsewhere"]
 class Router:
     """`router { … }` inside `model`: routing of tokens to experts."""
 
-    score: Literal["softmax", "sigmoid"] = setting("how logits become scores", default="softmax")
-    normalise: bool = setting("normalize the scores of the chosen experts to a sum of 1", default=True)
+    score: Literal["softmax", "sigmoid"] = setting("how logits become scores", default="softmax", resuming="meaning")
+    normalise: bool = setting(
+        "normalize the scores of the chosen experts to a sum of 1", default=True, resuming="meaning"
+    )
     bias_speed: float = setting(
         "update step of the load-balancing biases (aux-loss-free balancing); 0: no biases",
         default=0.0,
         check=not_negative,
+        resuming="elsewhere",
     )
-    aux_loss: float = setting("weight of the load-balancing loss", default=1e-3, check=not_negative)
+    aux_loss: float = setting("weight of the load-balancing loss", default=1e-3, check=not_negative, resuming="loss")
     z_loss: float = setting(
-        "weight of the mean squared log-sum-exp of the router logits", default=0.0, check=not_negative
+        "weight of the mean squared log-sum-exp of the router logits", default=0.0, check=not_negative, resuming="loss"
     )
 
 
@@ -123,10 +125,8 @@ class Model(Component):
     frozen: tuple[str, ...] = ()
     config: ClassVar[ModelConfig | None] = None
     """Supported keys of a `config.json`; None: model folders of this family are unsupported."""
-    resuming: ClassVar[Mapping[str, Resuming]] = {}
-    """Setting, as `resolved` names it → effect of another value on a checkpoint; settings that are missing here:
-    `other`."""
     other: ClassVar[Resuming] = "meaning"
+    """Effect of another value of a setting that declares no `resuming`."""
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         """Return the values of `auto` settings that follow from the model alone, each with its reason."""
@@ -175,30 +175,40 @@ class TransformerSettings(Model):
     """
 
     folder: ModelFolder | None = attrs.field(default=None, kw_only=True, metadata={FOLDER: True})
-    dim: int = setting("width of the residual stream", check=at_least(1), example="192")
-    layers: int = setting("number of decoder blocks", check=between(1, MOST_LAYERS), example="4")
-    heads: int = setting("number of query heads", check=at_least(1), example="6")
+    dim: int = setting("width of the residual stream", check=at_least(1), example="192", resuming="shape")
+    layers: int = setting("number of decoder blocks", check=between(1, MOST_LAYERS), example="4", resuming="shape")
+    heads: int = setting("number of query heads", check=at_least(1), example="6", resuming="width")
     kv_heads: int | Auto = setting(
-        "number of key and value heads; auto: as many as heads", default=AUTO, check=at_least(1)
+        "number of key and value heads; auto: as many as heads", default=AUTO, check=at_least(1), resuming="width"
     )
-    head_dim: int | Auto = setting("width of a head; auto: dim / heads", default=AUTO, check=at_least(2))
+    head_dim: int | Auto = setting(
+        "width of a head; auto: dim / heads", default=AUTO, check=at_least(2), resuming="width"
+    )
     ffn: int | Auto = setting(
         "width of the feed-forward layer; auto: 8/3 dim, rounded up to the next multiple of 64",
         default=AUTO,
         check=at_least(1),
+        resuming="shape",
     )
     vocab: int | Literal["tokenizer"] | Auto = setting(
         "vocabulary size; auto: from the tokenizer, or from a model folder's config.json; tokenizer: a model folder "
         "gets a row for every id of the tokenizer, new rows start as the mean of the others",
         default=AUTO,
         check=at_least(2),
+        resuming="shape",
     )
-    rope_theta: float = setting("base of the RoPE frequencies", default=10_000.0, check=positive)
-    rope: Rope = setting("scaling of rotary positions to a longer context", default=Rope(), added=True)
-    norm_eps: float = setting("epsilon inside RMSNorm", default=1e-6, check=positive)
-    tie_embeddings: bool = setting("use the embedding as the output head", default=False)
-    qk_norm: bool | Auto = setting("RMSNorm on queries and keys; auto: the family's default", default=AUTO)
-    init_std: float = setting("standard deviation of the initial weights", default=0.02, check=positive)
+    rope_theta: float = setting("base of the RoPE frequencies", default=10_000.0, check=positive, resuming="meaning")
+    rope: Rope = setting(
+        "scaling of rotary positions to a longer context", default=Rope(), added=True, resuming="meaning"
+    )
+    norm_eps: float = setting("epsilon inside RMSNorm", default=1e-6, check=positive, resuming="meaning")
+    tie_embeddings: bool = setting("use the embedding as the output head", default=False, resuming="shape")
+    qk_norm: bool | Auto = setting(
+        "RMSNorm on queries and keys; auto: the family's default", default=AUTO, resuming="shape"
+    )
+    init_std: float = setting(
+        "standard deviation of the initial weights", default=0.02, check=positive, resuming="elsewhere"
+    )
     attention: Literal["auto", "documents", "blocks", "flex", "mask"] = setting(
         "attention kernel for packed documents; blocks: rows of one document 64 queries at a time; auto: on cpu "
         "blocks for rows of 128 to 512 positions in fp64, and in fp32 unless products use the highest precision, "
@@ -226,24 +236,18 @@ class TransformerSettings(Model):
         default=0,
         check=between(0, MOST_FURTHER),
         added=True,
+        resuming="shape",
     )
     mtp_weight: float = setting(
         "weight of the mean of their cross-entropies, added to the cross-entropy of the next token",
         default=0.3,
         check=not_negative,
         added=True,
+        resuming="loss",
     )
 
     has_qk_norm: ClassVar[bool] = False
     """True if the family applies RMSNorm to queries and keys."""
-    resuming: ClassVar[Mapping[str, Resuming]] = {
-        **dict.fromkeys(("dim", "layers", "ffn", "vocab", "tie_embeddings", "qk_norm"), "shape"),
-        **dict.fromkeys(("heads", "kv_heads", "head_dim"), "width"),
-        **dict.fromkeys(("rope_theta", "rope", "norm_eps"), "meaning"),
-        "init_std": "elsewhere",
-        "mtp": "shape",
-        "mtp_weight": "loss",
-    }
 
     @property
     def loads(self) -> bool:
@@ -288,12 +292,14 @@ class TransformerSettings(Model):
 
 def attention_biases() -> Any:
     """Declare the setting `attention_bias` of a family."""
-    return setting("biases on queries, keys, values and the output of attention", default=False, added=True)
+    return setting(
+        "biases on queries, keys, values and the output of attention", default=False, added=True, resuming="shape"
+    )
 
 
 def mlp_biases() -> Any:
     """Declare the setting `mlp_bias` of a family."""
-    return setting("biases on the three matrices of the SwiGLU", default=False, added=True)
+    return setting("biases on the three matrices of the SwiGLU", default=False, added=True, resuming="shape")
 
 
 def window_setting() -> Any:
@@ -327,23 +333,25 @@ def default_ffn(dim: int) -> int:
 class ExpertTransformer(TransformerSettings):
     """Settings of every family whose blocks have experts."""
 
-    experts: int = setting("number of routed experts in a block", check=between(2, MOST_EXPERTS), example="8")
-    experts_per_token: int = setting("number of experts that each token is sent to", default=2, check=at_least(1))
-    expert_ffn: int | Auto = setting("width of one expert; auto: ffn", default=AUTO, check=at_least(1))
+    experts: int = setting(
+        "number of routed experts in a block", check=between(2, MOST_EXPERTS), example="8", resuming="shape"
+    )
+    experts_per_token: int = setting(
+        "number of experts that each token is sent to", default=2, check=at_least(1), resuming="meaning"
+    )
+    expert_ffn: int | Auto = setting(
+        "width of one expert; auto: ffn", default=AUTO, check=at_least(1), resuming="shape"
+    )
     shared_experts: int = setting(
-        "number of shared experts, which process every token; computed as one SwiGLU", default=0, check=at_least(0)
+        "number of shared experts, which process every token; computed as one SwiGLU",
+        default=0,
+        check=at_least(0),
+        resuming="shape",
     )
     router: Router = setting("how tokens choose experts", default=Router())
 
     has_dense: ClassVar[Any] = False
     """True if some blocks have a SwiGLU of width `ffn` instead of experts."""
-    resuming: ClassVar[Mapping[str, Resuming]] = {
-        **TransformerSettings.resuming,
-        **dict.fromkeys(("experts", "expert_ffn", "shared_experts"), "shape"),
-        **dict.fromkeys(("experts_per_token", "router_score", "router_normalise"), "meaning"),
-        **dict.fromkeys(("router_aux_loss", "router_z_loss"), "loss"),
-        "router_bias_speed": "elsewhere",
-    }
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         found = super().auto()
@@ -382,17 +390,15 @@ class MixedTransformer(ExpertTransformer):
         default=1,
         check=at_least(1),
         added=True,
+        resuming="shape",
     )
     dense_layers: tuple[int, ...] = setting(
         "numbers of further blocks that have a SwiGLU of width ffn; the first block is 0",
         default=(),
         check=not_negative,
         added=True,
+        resuming="shape",
     )
-    resuming: ClassVar[Mapping[str, Resuming]] = {
-        **ExpertTransformer.resuming,
-        **dict.fromkeys(("expert_every", "dense_layers"), "shape"),
-    }
 
     @property
     def has_dense(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -171,9 +171,6 @@ class Optimizer(Component):
     temporaries: ClassVar[int] = 0
     """Temporary numbers per element updated at once, in the update's format, in addition to weight, gradient and
     moments."""
-    resuming: ClassVar[Mapping[str, str]] = {}
-    """Argument of its node → effect of another value on a resumed run, as a clause. For arguments that are missing here
-    the optimizer takes the plan's value."""
 
     def args(self) -> dict[str, Any]:
         """Return the JSON arguments of its node without `kind` and `lr`: all settings except those that other nodes

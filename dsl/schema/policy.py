@@ -139,7 +139,12 @@ class TokenPolicyLoss(PolicyLoss):
 class ClippedPolicyLoss(TokenPolicyLoss):
     """A policy loss that clips ratios as PPO does."""
 
-    clip_low: float = setting("ratios are clipped at 1 − this", default=0.2, check=Range(low=0, below=1))
+    clip_low: float = setting(
+        "ratios are clipped at 1 − this",
+        default=0.2,
+        check=Range(low=0, below=1),
+        resuming="ratios are clipped by the new value from now on",
+    )
     clip_high: float = setting("ratios are clipped at 1 + this", default=0.2, check=not_negative)
     dual_clip: float | None = setting(
         "limit of ratios with negative advantages (arXiv 1912.09729); none: no limit",
@@ -147,8 +152,6 @@ class ClippedPolicyLoss(TokenPolicyLoss):
         check=Range(above=1),
         example="3.0",
     )
-
-    resuming: ClassVar[Mapping[str, str]] = {"clip_low": "ratios are clipped by the new value from now on"}
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
@@ -267,10 +270,6 @@ REWARDS: Final = Registry["Reward"]("reward", "rewards", op="rollout.score")
 @REWARDS.base
 class Reward(Component):
     """`reward NAME { … }`: score of a sampled completion: a function of your own, or one of these."""
-
-    resuming: ClassVar[Mapping[str, str]] = {}
-    """Argument of its node → effect of another value on a resumed run, as a clause. For arguments that are missing here
-    completions are scored with the new value from now on."""
 
     @property
     def model_folder(self) -> str | None:

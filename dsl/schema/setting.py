@@ -131,7 +131,8 @@ class Setting:
     names: the meaning of the free names of a block, such as the datasets of `mixture`; the setting then is a dict of
     all of them without a name of its own. added: the setting is newer than existing plans; plans omit its default, so
     their ids stay. registry: of the components whose names it takes. without: settings that a nested block does not
-    have there.
+    have there. resuming: effect of another value on a resumed run: of a model or an adapter one of `Resuming`
+    (`dsl/schema/model.py`), of other components a clause; empty: the usual effect of a component's settings.
     """
 
     doc: str
@@ -145,6 +146,7 @@ class Setting:
     added: bool = False
     registry: Any = attrs.field(default=None, eq=False)
     without: tuple[str, ...] = ()
+    resuming: str = attrs.field(default="", eq=False)
 
 
 def setting(
@@ -160,6 +162,7 @@ def setting(
     names: str = "",
     added: bool = False,
     without: tuple[str, ...] = (),
+    resuming: str = "",
 ) -> Any:
     """Declare a field of a block; without `default` the spec must set it.
 
@@ -176,6 +179,7 @@ def setting(
         names=names,
         added=added,
         without=without,
+        resuming=resuming,
     )
     return attrs.field(default=default, metadata={"setting": meta}, kw_only=True)
 
@@ -228,6 +232,24 @@ def _settings_of_class(block: type) -> tuple[Mapping[str, tuple[attrs.Attribute,
         spelled(a): (a, meta) for a in attrs.fields(block) if (meta := a.metadata.get("setting")) and not meta.names
     }
     return MappingProxyType(settings), tuple(name for name, (a, _) in settings.items() if _names_component(a))
+
+
+@lru_cache(maxsize=1024)
+def resuming_of(component: type | None) -> Mapping[str, str]:
+    """Return setting → declared effect of another value on a resumed run. None: a component that is not installed.
+
+    Settings of a nested block follow its name and `_`, as plans name them.
+    """
+    found: dict[str, str] = {}
+    declaring = [base for base in reversed(component.__mro__) if attrs.has(base)] if component is not None else []
+    for attribute in (attribute for base in declaring for attribute in attrs.fields(base)):
+        if (meta := attribute.metadata.get("setting")) is None:
+            continue
+        if isinstance(attribute.type, type) and attrs.has(attribute.type):
+            found |= {f"{attribute.name}_{name}": effect for name, effect in resuming_of(attribute.type).items()}
+        if meta.resuming:
+            found[spelled(attribute)] = meta.resuming
+    return found
 
 
 def complete(block: type) -> type:

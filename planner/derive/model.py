@@ -15,7 +15,7 @@ from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, PRECOMPUTED, ReferredLoss
 from xtrain.dsl.schema.model import FAMILIES, ModelFolder
 from xtrain.dsl.schema.model_config import HARMLESS_TO_CODE, is_metadata
-from xtrain.dsl.schema.setting import Auto, settings_of
+from xtrain.dsl.schema.setting import Auto, resuming_of, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
 from xtrain.plan.data import TokenizerMissing, TokenizerUnreadable
@@ -121,7 +121,7 @@ def _of_folder(spec: Spec, loss: ReferredLoss, architecture: Architecture) -> Re
         if different := sorted(name for name in names if not is_metadata(name, HARMLESS_TO_CODE)):
             return f"`{different[0]}` in the config.json of {folder} differs from the run's model", other
     else:
-        meaning = FAMILIES[family].resuming
+        meaning = resuming_of(FAMILIES[family])
         for difference in read_differences(architecture.base, means):
             name, _, values = difference.partition(" ")
             if meaning.get(name.replace(".", "_")) not in FREE:

@@ -21,7 +21,7 @@ from xtrain.plan.arithmetic import microbatches_text
 from xtrain.plan.canonical import portable
 from xtrain.plan.data import form_text, node_ids, resolve_chain, source_args
 from xtrain.plan.estimates import Estimates
-from xtrain.plan.graph import Builder, Rules, learns, resumes, stays
+from xtrain.plan.graph import Builder, Rules, component_rules, learns, resumes, stays
 from xtrain.plan.groups import task_of
 from xtrain.plan.hardware import NARROWEST, plain_kernels
 from xtrain.plan.mesh import AXES
@@ -122,10 +122,7 @@ _SAMPLED: Final = "completions are sampled by it from here on"
 
 
 def _reward_rules(args: Mapping[str, Any]) -> Rules:
-    chosen = REWARDS.of_users if "user" in args else REWARDS.get(args["kind"])
-    own = chosen.resuming if chosen is not None else {}
-    text = "completions are scored by it from here on"
-    return {name: learns(f"reward.{name}", own.get(name, text)) for name in args}
+    return component_rules(REWARDS, args, "completions are scored by it from here on")
 
 
 @resumes(

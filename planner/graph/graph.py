@@ -15,7 +15,19 @@ from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.estimates import Estimates
-from xtrain.plan.graph import CONTROL, LEARNS, ORDER, Builder, Rules, add_trackers, check_graph, learns, resumes, rounds
+from xtrain.plan.graph import (
+    CONTROL,
+    LEARNS,
+    ORDER,
+    Builder,
+    Rules,
+    add_trackers,
+    check_graph,
+    component_rules,
+    learns,
+    resumes,
+    rounds,
+)
 from xtrain.plan.groups import OP, name_of, optimizer_of
 from xtrain.plan.learning_rate import scheduler_args
 from xtrain.plan.mesh import AXES, LAZY_FROM, device_kind
@@ -184,9 +196,7 @@ def add_mesh(graph: Builder, resolved: Resolved) -> str:
 
 
 def _optimizer_rules(args: Mapping[str, Any]) -> Rules:
-    chosen = OPTIMIZERS.of(args) if "user" in args else OPTIMIZERS.get(args["kind"])
-    own = chosen.resuming if chosen is not None else {}
-    learned = {name: learns(f"optimizer.{name}", own.get(name, LEARNS)) for name in args}
+    learned = component_rules(OPTIMIZERS, args, LEARNS)
     rounding = {"symmetric": rounds("launch.device", "updates are rounded differently")}
     return {**learned, **rounding, **dict.fromkeys(("kind", "lr", "state", "scalars", "compiled"))}
 

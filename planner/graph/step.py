@@ -14,7 +14,7 @@ from xtrain.plan.amounts import agree_args
 from xtrain.plan.architecture import EMBEDDING
 from xtrain.plan.arithmetic import microbatches_text
 from xtrain.plan.estimates import Estimates
-from xtrain.plan.graph import Builder, StepNode, learns, resumes, rounds, stays
+from xtrain.plan.graph import OTHER_CODE, Builder, StepNode, learns, resumes, rounds, stays
 from xtrain.plan.groups import clip_args, optimizers_of
 from xtrain.plan.mesh import AXES, folded_axes
 from xtrain.plan.parameters import forward_flops
@@ -71,7 +71,7 @@ AWAITS: Final = "wait until the copy of the state being saved is complete"
     "step.body",
     "accumulate",
     sync=_SYNC,
-    user=learns("step", "the run calls other code, or the same with other arguments"),
+    user=learns("step", OTHER_CODE),
 )
 @resumes(
     "step.task_gradients",
@@ -94,7 +94,7 @@ AWAITS: Final = "wait until the copy of the state being saved is complete"
 @resumes("step.measure", "lets_go")
 @resumes(
     "step.hook",
-    user=learns("hook", "the run calls other code, or the same with other arguments"),
+    user=learns("hook", OTHER_CODE),
     place=learns("hook", "a function is called elsewhere"),
     changes=learns("hook", "a function changes something else"),
 )

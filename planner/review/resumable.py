@@ -16,7 +16,7 @@ from xtrain.dsl.schema.run import OP as TRACKER
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.plan.checkpoints import PRECISION, checkpoint_contents, mismatches, resuming, setting_path
 from xtrain.plan.data import call_text
-from xtrain.plan.graph import RESUMED, SWITCHES, Effect, Rule, Rules, learns, rounds, stays
+from xtrain.plan.graph import RESUMED, SWITCHES, Effect, Rule, Rules, component_rules, learns, rounds, stays
 from xtrain.plan.plan import Node, Plan
 from xtrain.plan.step_sizes import StepSizes
 from xtrain.plan.timeline import as_known, known_arithmetic, resumed_plan
@@ -288,12 +288,10 @@ def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
         text = f"{before['kind']} → {after['kind']}: another loss is minimized from here on"
         yield safe("loss.kind", text, "learning")
     else:
-        chosen = LOSSES.of_users if "user" in after else LOSSES.get(after["kind"])
-        said = chosen.resuming if chosen is not None else {}
-        for name in sorted({**before, **after}.keys() - {"reads"}):
+        rules = component_rules(LOSSES, {**before, **after}, "the loss uses the new value from here on")
+        for name in sorted(rules.keys() - {"reads"}):
             if before.get(name) != after.get(name):
-                rule = learns(f"loss.{name}", said.get(name, "the loss uses the new value from here on"))
-                yield _allowed(rule, name, _given(before, name), _given(after, name))
+                yield _allowed(rules[name], name, _given(before, name), _given(after, name))
     models = [_reference(plan) for plan in (a, b)]
     if None not in models and models[0] != models[1]:
         rule = learns("loss.reference", "the loss compares with another model from here on")

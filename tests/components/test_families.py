@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from xtrain.blocks.op_trace import OpTrace
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.model import FAMILIES, expert_families
-from xtrain.dsl.schema.setting import settings_of
+from xtrain.dsl.schema.setting import resuming_of, settings_of
 from xtrain.plan.architecture import Architecture, parameters
 from xtrain.plan.checkpoints import checkpoint_contents, weight_mismatches
 from xtrain.plan.mesh import DIMENSION, tensor_rules
@@ -334,7 +334,7 @@ def test_its_plan_is_read_back_and_says_what_a_checkpoint_is(
     loaded = load_spec(tmp_path / "spec.xtrain").spec
     assert loaded is not None
     values, _ = loaded.model.resolved()
-    known = FAMILIES[name].resuming
+    known = resuming_of(FAMILIES[name])
     added = {each for each, (_, meta) in settings_of(FAMILIES[name]).items() if meta.added}
     assert known.keys() <= values.keys() | {"head_dim", "vocab"} | added
     for other in NAMES:  # another family is refused, unless it computes the same

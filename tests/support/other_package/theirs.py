@@ -13,7 +13,7 @@ from xtrain.blocks.tracer import Tracer
 from xtrain.contracts.models import PlannedModel
 from xtrain.contracts.run import PlannedTracker
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.model import FAMILIES, Resuming, TransformerSettings
+from xtrain.dsl.schema.model import FAMILIES, TransformerSettings
 from xtrain.dsl.schema.run import TRACKERS
 from xtrain.dsl.schema.setting import Role, setting
 from xtrain.plan.architecture import Architecture, BlockParameter
@@ -40,9 +40,7 @@ class SideBySide(TransformerSettings, PlannedModel):
     """`model side_by_side { … }`: both layers of a block read the same residual stream (GPT-J)."""
 
     family: str = named("side_by_side")
-    one_norm: bool = setting("both layers read the same norm", default=True)
-
-    resuming: ClassVar[Mapping[str, Resuming]] = {**TransformerSettings.resuming, "one_norm": "shape"}
+    one_norm: bool = setting("both layers read the same norm", default=True, resuming="shape")
 
     @classmethod
     def block(cls, arch: Architecture) -> BlockPiece:
