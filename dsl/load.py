@@ -5,7 +5,7 @@ from os import PathLike, fspath
 
 from attrs import field, frozen
 
-from xtrain.dsl.checking.overrides import PATH, override_source, read_overrides, set_fields, set_params
+from xtrain.dsl.checking.overrides import PATH, Overriding, override_source, read_overrides
 from xtrain.dsl.checking.structure import Structurer
 from xtrain.dsl.checking.user_parts import DeclaredParts, check_unused, read_uses
 from xtrain.dsl.diagnostics.diagnostic import MOST_ERRORS, Diagnostics, EnoughErrors, SourceText, SpecErrors
@@ -70,10 +70,12 @@ def _load(path: str, sets: Sequence[str], texts: Mapping[str, str] | None, diagn
         return Loaded(None, diagnostics, ())
     evaluator = Evaluator(diagnostics)
     overrides = read_overrides(override_source(sets), diagnostics)
-    overrides = set_params(overrides, reading, evaluator, diagnostics)
+    overriding = Overriding(reading, evaluator, diagnostics)
+    overrides = overriding.set_params(overrides)
     tree = resolve(reading, evaluator, diagnostics)
     parts = read_uses(tree.uses, path, len(reading.sources), diagnostics)
-    set_fields(overrides, tree, parts, reading, evaluator, diagnostics)
+    for override in overrides:
+        overriding.set_field(override, tree, parts)
     settled = not any(error.span and error.span.source.path == PATH for error in diagnostics.errors)
     structurer = Structurer(evaluator, diagnostics, {d.name.text: d for d in reading.definitions})
     structurer.parts = parts
