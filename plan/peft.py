@@ -14,6 +14,7 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from xtrain.dsl.checking.config_json import STRICT
+from xtrain.dsl.diagnostics.diagnostic import Remediable
 from xtrain.plan.architecture import HEAD, Architecture, BlockParameter, ParameterSpec, parameters
 from xtrain.plan.parameters import all_matrices, name_of
 from xtrain.plan.weight_files import (
@@ -67,13 +68,12 @@ ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 
-class PeftUnreadable(Exception):
-    """Folder without a readable adapter. code: of the diagnostic; hint: the remedy."""
+class PeftUnreadable(Remediable):
+    """Folder without a readable adapter. code: of the diagnostic."""
 
     def __init__(self, code: str, message: str, hint: str) -> None:
-        super().__init__(message)
+        super().__init__(message, hint)
         self.code = code
-        self.hint = hint
 
 
 @frozen

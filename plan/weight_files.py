@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, Protocol, cast
 from attrs import field, frozen
 
 from xtrain.dsl.checking.config_json import STRICT
+from xtrain.dsl.diagnostics.diagnostic import Remediable
 from xtrain.dsl.schema.model import FAMILIES
 from xtrain.plan.architecture import EMBEDDING, HEAD, SCORE, Architecture, ParameterSpec
 
@@ -42,12 +43,11 @@ CONVERT: Final = (
 )
 
 
-class WeightsUnreadable(Exception):
-    """Unreadable weights of a folder; the message names the file. hint: the remedy."""
+class WeightsUnreadable(Remediable):
+    """Unreadable weights of a folder; the message names the file."""
 
     def __init__(self, message: str, hint: str = "copy or download the file again") -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(message, hint)
 
 
 @frozen

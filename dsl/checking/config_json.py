@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Remediable, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.model import FAMILIES, ModelFolder
 from xtrain.dsl.schema.model_config import USUAL, WholeModel, is_metadata
@@ -63,12 +63,8 @@ def names_repo(text: str) -> bool:
     return "/" in text and _REPO.fullmatch(text) is not None
 
 
-class SnapshotMissing(Exception):
+class SnapshotMissing(Remediable):
     """A snapshot that the cache does not have; hint: what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 def cache_folder() -> Path:
@@ -125,12 +121,8 @@ LARGEST: Final = 2**24  # bytes of a file
 QUANTISED: Final = ("quantization_config", "compression_config")
 
 
-class ConfigUnreadable(Exception):
+class ConfigUnreadable(Remediable):
     """A missing or unreadable `config.json`; hint: what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 @frozen

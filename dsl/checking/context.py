@@ -14,7 +14,7 @@ from xtrain.dsl.diagnostics.synonyms import ours
 from xtrain.dsl.evaluation.evaluate import Definition, Evaluator
 from xtrain.dsl.evaluation.statements import Section, Tree
 from xtrain.dsl.evaluation.values import Called, Value
-from xtrain.dsl.schema import blocks, later
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import Action
 from xtrain.dsl.schema.component import Component, Registry, variant
 from xtrain.dsl.schema.data_components import LINKS
@@ -83,7 +83,7 @@ class UnknownSettings:
             self.paths.add(f"{path}.{label.name}")  # `pp { {`: its place is taken by something else
         if open_setting(block) is not None:
             written = set()  # any name may be meant
-        for name in written - known.keys() - set(later.SETTINGS.get(block, ())):
+        for name in written - known.keys():
             meant = closest(name, known)
             if meant is not None:
                 unsettled.add(meant)
@@ -119,17 +119,17 @@ class UnknownSettings:
 
     def _unknown_kind(self, kind: str, section: Section | None, tree: Tree) -> None:
         """Mark what a block with a wrong name, or an unreadable one, may have been meant for."""
-        if kind in (*blocks.ALL_KINDS, "collate"):
+        if kind in (*blocks.KINDS, "collate"):
             self.kind(kind)
             return
-        meant = closest(kind, (*blocks.ALL_KINDS, "collate"))
+        meant = closest(kind, (*blocks.KINDS, "collate"))
         if meant is not None:
             self.kind(meant)
             return
         self.paths.add("dataset")  # any labelled block may have been a dataset
         # Unreadable text may be a block, whatever its first word: `pack(1) { … }`.
         unread = section is None
-        if kind in (*LINKS, *later.LINKS):
+        if kind in LINKS:
             self.kind("collate")
         elif kind not in blocks.ACTIONS:
             unread = not self._elsewhere(kind)

@@ -36,7 +36,7 @@ from xtrain.dsl.evaluation.values import (
     is_number,
     quantity_text,
 )
-from xtrain.dsl.schema import blocks, later
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.blocks import choices_of
 from xtrain.dsl.schema.component import Component, Registry, UserComponent, is_call
 from xtrain.dsl.schema.data_components import LINKS, SOURCES, Source
@@ -147,9 +147,6 @@ def _points(value: Value, context: Context) -> int:
     return data
 
 
-_LATER: Final = (*later.SOURCES, *later.LINKS)
-
-
 def convert_call(kind: type[Component], value: Value, context: Context, around: Converter) -> Any:
     """Convert a call to a component of a kind. Raises TypeMismatch; returns FAILED if an argument was invalid."""
     names, data = kind.components, value.data
@@ -170,8 +167,6 @@ def convert_call(kind: type[Component], value: Value, context: Context, around: 
     place = Value(data, span, value.via)
     if name in around.parts:
         return around.parts[name].convert(names, call, value, context, around)
-    if name in _LATER:
-        raise TypeMismatch("X209", f"`{name}` is not supported yet", place, hint=f"choose {joined(_forms(names))}")
     if name not in names:
         if around.parts.unread:
             return FAILED  # it may be in an unreadable module, which is reported
@@ -232,13 +227,9 @@ def _build(kind: type, call: Called, value: Value, around: Converter) -> Any:
         for extra in call.positional[len(known) :]:
             errors.too_many(call.name, len(known), extra)
             arguments[""] = FAILED
-    method = given.get("method") or call.keywords.get("method")
-    unsupported = method is not None and _is_later(kind, "method", method[1])
     for name, (span, each) in call.keywords.items():
         if name not in known:
-            # Arguments of an unsupported method need no second error.
-            if not unsupported:
-                errors.unknown(kind, call.name, name, span, (*given, *call.keywords))
+            errors.unknown(kind, call.name, name, span, (*given, *call.keywords))
             arguments[""] = FAILED
         elif name in given:
             errors.twice(call.name, name, span)
@@ -251,11 +242,6 @@ def _build(kind: type, call: Called, value: Value, around: Converter) -> Any:
     if any(argument is FAILED for argument in arguments.values()):
         return FAILED
     return kind(**arguments)
-
-
-def _is_later(kind: type, name: str, value: Value) -> bool:
-    text = value.data.text if isinstance(value.data, Word) else value.data
-    return isinstance(text, str) and text in later.WORDS.get((kind, name), ())
 
 
 def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: Converter) -> Any:
@@ -306,9 +292,6 @@ class _ArgumentErrors:
         self.diagnostics.error("X220", f"`{argument}` of `{name}` is given twice", span, hint="keep one")
 
     def unknown(self, kind: type, name: str, argument: str, span: Span, given: Collection[str]) -> None:
-        if argument in later.SETTINGS.get(kind, ()):
-            self.diagnostics.error("X209", f"`{argument}` of `{name}` is not supported yet", span)
-            return
         known = settings_of(kind)
         meant = closest(argument, known)
         of_dataset = issubclass(kind, Source) and argument in settings_of(blocks.KINDS["dataset"])

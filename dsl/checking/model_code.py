@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from xtrain.dsl.diagnostics.diagnostic import Remediable
 from xtrain.dsl.schema.model import ModelFolder
 
 DESCRIPTION: Final = 11  # changes with the content of descriptions
@@ -24,12 +25,8 @@ LONGEST: Final = 600  # seconds
 PACKAGE: Final = __name__.partition(".dsl.")[0]
 
 
-class CodeUnusable(Exception):
+class CodeUnusable(Remediable):
     """A model whose code cannot be used; hint: what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 def read_config(folder: ModelFolder) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from xtrain.dsl.diagnostics.suggest import closest, renamed
 from xtrain.dsl.diagnostics.synonyms import Given, ours, synonym_of
 from xtrain.dsl.evaluation.statements import Section, SectionEntry, Tree
 from xtrain.dsl.evaluation.values import FAILED, Items, Mapping, Value, Word
-from xtrain.dsl.schema import blocks, later
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.data_components import LINKS
 from xtrain.dsl.schema.setting import AUTO, Auto, Setting, open_setting, settings_of
 from xtrain.dsl.syntax import tree as s
@@ -167,7 +167,7 @@ class NameErrors:
         if not missing or tree.root.broken or source is None:
             return
         # A misspelt kind has been reported; the block it was meant to be is not missing as well.
-        misspelt = {closest(kind, blocks.ALL_KINDS) for kind in tree.root.blocks if kind not in blocks.ALL_KINDS}
+        misspelt = {closest(kind, blocks.KINDS) for kind in tree.root.blocks if kind not in blocks.KINDS}
         missing = [kind for kind in missing if kind not in misspelt]
         if not missing:
             return
@@ -195,22 +195,18 @@ class NameErrors:
                 hint = f"write `every 1000 steps {kind}{label} {{ … }}`"
             self.diagnostics.error("X201", f"`{kind}` is an action, not a block", word, hint=hint)
             return
-        if kind in later.KINDS:
-            self._not_yet(f"`{kind}`", word)
-            return
         if kind == "collate":
             self.diagnostics.error(
                 "X210", "`collate` is a setting, not a block", word,
                 hint="write `collate = to_tensor -> flatten -> shift_tokens -> pack(sequential)`",
             )  # fmt: skip
             return
-        meant = closest(kind, blocks.ALL_KINDS)
+        meant = closest(kind, blocks.KINDS)
         owner = owners(kind)
         notes: list[Note] = [(f"kinds of blocks: {', '.join(blocks.KINDS)}", None)]
         synonym = synonym_of(kind)
         hint = synonym.hint_with() if synonym and synonym.hint else f"did you mean `{meant}`?" if meant else None
-        fix = renamed(word, kind, blocks.ALL_KINDS)
-        fix = fix if fix and fix.text in blocks.KINDS else None
+        fix = renamed(word, kind, blocks.KINDS)
         if kind in LINKS:
             hint, notes = "links of `collate` are joined by `->`", []
         elif kind in ("if", "for", "while", "else"):
@@ -226,11 +222,11 @@ class NameErrors:
 
     def _outside(self, name: str, entry: SectionEntry) -> None:
         owner = owners(name)
-        if name in blocks.KINDS or name in later.KINDS:
+        if name in blocks.KINDS:
             hint = f"write `{name} {{ … }}`"
             example = blocks.REQUIRED.get(name)
             hint = f"write `{example}`" if example else hint
-            fix = _as_block(blocks.KINDS[name], entry) if name in blocks.KINDS else None
+            fix = _as_block(blocks.KINDS[name], entry)
             self.diagnostics.error("X210", f"`{name}` is a block and takes no `=`", entry.name_span, hint=hint, fix=fix)
             return
         meant = closest(name, ("collate",))
@@ -267,9 +263,6 @@ class NameErrors:
 
     def _unknown_field(self, block: type, section: Section, name: str, known: list[str], span: Span) -> None:
         kind = section.kind
-        if name in later.SETTINGS.get(block, ()):
-            self._not_yet(f"`{name}` of `{kind}`", span)
-            return
         meant = closest(name, known)
         owner = [] if f"`{kind}`" in owners(name) else owners(name)  # the user function instead of its owner
         label, entry = blocks.label_of(block), section.entries.get(name)
@@ -280,7 +273,7 @@ class NameErrors:
                 fix = renamed(span, name, known, taken=_beside(section, span))
         elif label is not None and label.name == name:
             hint = f"the {name} is the label of the block: `{kind} {name}`"
-        elif name in blocks.ALL_KINDS and name not in blocks.ACTIONS:
+        elif name in blocks.KINDS and name not in blocks.ACTIONS:
             hint = f"`{name}` is a separate block: write it next to `{kind}`, at the top level"
         elif owner:
             hint = f"`{name}` belongs in {listed(owner)}"
@@ -384,9 +377,6 @@ class NameErrors:
 
     def out_of_range(self, context: Context, value: Value, problem: str) -> None:
         self.diagnostics.error("X304", f"{context.subject} {problem}", value.span, notes=value.notes)
-
-    def _not_yet(self, what: str, span: Span) -> None:
-        self.diagnostics.error("X209", f"{what} is not supported yet", span)
 
 
 def _as_block(block: type, entry: SectionEntry) -> Fix | None:

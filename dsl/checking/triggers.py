@@ -12,7 +12,7 @@ from xtrain.dsl.diagnostics.suggest import closest, renamed
 from xtrain.dsl.evaluation.evaluate import Names
 from xtrain.dsl.evaluation.statements import Label, Section, TriggerSection
 from xtrain.dsl.evaluation.values import FAILED, Value, describe
-from xtrain.dsl.schema import blocks, later
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import Action, OnEvent, Tick
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.spec import Origin
@@ -65,7 +65,7 @@ def _misspelt_unit(trigger: TriggerSection, around: BlockConverter) -> bool:
     """Report `every 10 stpes log`, which reads as the action `stpes` with the label `log`."""
     name, section = trigger.actions[0]
     period = trigger.period
-    if not isinstance(period, s.Number) or name.text in (*around.parts.actions(), *later.ACTIONS):
+    if not isinstance(period, s.Number) or name.text in around.parts.actions():
         return False
     if isinstance(period.value, Quantity):
         if name.text not in UNIT_WORDS or not period.span.text.endswith("B"):
@@ -76,7 +76,7 @@ def _misspelt_unit(trigger: TriggerSection, around: BlockConverter) -> bool:
         around.diagnostics.error("X107", message, both, hint=f"write `{meant}`", fix=Fix(both, meant))
         return True
     meant = near_unit(name.text)
-    follows = section.labels and section.labels[0].value.span.text in (*around.parts.actions(), *later.ACTIONS)
+    follows = section.labels and section.labels[0].value.span.text in around.parts.actions()
     if meant is None and not follows:
         return False
     hint = f"did you mean `{meant}`?" if meant else "units: steps tokens, s min h d, %"
@@ -93,20 +93,17 @@ def _event(trigger: TriggerSection, path: str, around: BlockConverter) -> OnEven
     around.origins[path] = Origin("text", attrs.evolve(trigger.span, end=name.span.end))
     around.origins[f"{path}.event"] = Origin("text", name.span)
     actions = _actions(trigger, path, around)
-    if _known(name, "event", blocks.EVENTS, later.EVENTS, around):
+    if _known(name, "event", blocks.EVENTS, around):
         count = _count(trigger, name, path, around)
         return OnEvent(event=name.text, actions=actions, count=count)  # type: ignore[arg-type]
     around.unknown.paths.add(f"{path}.event")
     return OnEvent(event="finish", actions=actions)  # the actions can still be checked
 
 
-def _known(name: s.Name, kind: str, words: Collection[str], reserved: Collection[str], around: BlockConverter) -> bool:
+def _known(name: s.Name, kind: str, words: Collection[str], around: BlockConverter) -> bool:
     """Check that a name is an existing event or action; report it otherwise."""
     if name.text in words:
         return True
-    if name.text in reserved:
-        around.diagnostics.error("X209", f"the {kind} `{name.text}` is not supported yet", name.span)
-        return False
     meant = closest(name.text, words)
     around.diagnostics.error(
         "X214", f"there is no {kind} `{name.text}`", name.span,
@@ -157,9 +154,9 @@ def _actions(trigger: TriggerSection, path: str, around: BlockConverter) -> tupl
 
 def _action(name: s.Name, section: Section, path: str, names: Names, around: BlockConverter) -> Any:
     known = around.parts.actions()
-    if name.text not in (*known, *later.ACTIONS) and around.parts.unread:
+    if name.text not in known and around.parts.unread:
         return FAILED  # it may be in an unreadable module, which is reported
-    if not _known(name, "action", known, later.ACTIONS, around):
+    if not _known(name, "action", known, around):
         return FAILED
     block = known[name.text]
     if name.text in around.parts:
@@ -168,7 +165,7 @@ def _action(name: s.Name, section: Section, path: str, names: Names, around: Blo
         return FAILED
     most = 1 if blocks.label_of(block) else 0
     for label in section.labels[most:]:
-        if label.value.span.text in (*known, *later.ACTIONS):
+        if label.value.span.text in known:
             span = label.value.span
             around.diagnostics.error(
                 "X207", "join actions with `then`", span, hint=f"write `then {span.text}`",

@@ -9,8 +9,7 @@ from xtrain.dsl.diagnostics.diagnostic import Fix, Note, SourceText
 from xtrain.dsl.diagnostics.suggest import certain, closest, renamed
 from xtrain.dsl.evaluation.evaluate import Definition
 from xtrain.dsl.evaluation.values import FAILED, Failed, Items, Value, Word, describe, is_number, show_number
-from xtrain.dsl.schema import later
-from xtrain.dsl.schema.blocks import choices_of
+from xtrain.dsl.schema.blocks import RESERVED, choices_of
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.syntax.lexer import read_number
 from xtrain.dsl.values import Interval, Quantity
@@ -250,7 +249,7 @@ def word_mismatch(kind: Any, text: str | None, value: Value, context: Context) -
     if text is None:
         must = f"{context.subject} must be {joined([f'`{choice}`' for choice in choices])}"
         return TypeMismatch("X301", f"{must}, not {describe(value.data)}", value, hint="choose one of these words")
-    if text in later.WORDS.get((context.block, context.name), ()):
+    if text in RESERVED.get((context.block, context.name), ()):
         return TypeMismatch("X209", f"`{text}` as {context.subject} is not supported yet", value,
                         hint=f"choose {joined([f'`{choice}`' for choice in choices])}")  # fmt: skip
     meant = closest(text, choices)

@@ -18,7 +18,7 @@ from xtrain.dsl.evaluation import evaluate as functions
 from xtrain.dsl.evaluation.statements import Section
 from xtrain.dsl.evaluation.values import FAILED, Called, Items, Value, Word, describe, is_number, show_number
 from xtrain.dsl.evaluation.values import Mapping as MapValue
-from xtrain.dsl.schema import blocks, later
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.component import (
     Component,
@@ -78,7 +78,7 @@ def names_taken(block: str) -> tuple[str, ...]:
     """Return the names that a function of a block kind must not have: existing components, and after `every`, words
     with another meaning."""
     if block == ACTIONS.word:
-        return (*ACTIONS, *later.ACTIONS, *UNIT_WORDS, "step", "then")
+        return (*ACTIONS, *UNIT_WORDS, "step", "then")
     registry = _INSIDE.get(block) or registry_of(blocks.KINDS[block])
     return () if registry is None else tuple(registry)
 
@@ -222,9 +222,7 @@ def _mentioned(kind: Any) -> set[Any]:
 
 
 # Words with another meaning in a spec, in addition to component names; some are node names of a plan.
-_TAKEN: Final = frozenset((
-    *later.SOURCES, *later.LINKS, *functions.FUNCTIONS, *CONSTANTS, "microbatches",
-))  # fmt: skip
+_TAKEN: Final = frozenset((*functions.FUNCTIONS, *CONSTANTS, "microbatches"))
 
 
 # Blocks whose label is always the name of a user function.

@@ -170,6 +170,14 @@ def _order(diagnostic: Diagnostic) -> tuple[int, int, int]:
     return (span.source.order, span.start, span.end)
 
 
+class Remediable(Exception):
+    """Problem with a remedy. hint: what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
 class EnoughErrors(Exception):
     """A collection of diagnostics has reached its limit of errors: looking for more would only take time."""
 

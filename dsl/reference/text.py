@@ -14,7 +14,8 @@ from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText
 from xtrain.dsl.diagnostics.suggest import closest
 from xtrain.dsl.reference.reference import ROLES, Field, ReferencePage, every_page, pages
 from xtrain.dsl.reference.vocabulary import CONSTANTS, EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
-from xtrain.dsl.schema import blocks, later
+from xtrain.dsl.schema import blocks
+from xtrain.dsl.schema.blocks import RESERVED
 from xtrain.dsl.schema.component import COMPUTED
 from xtrain.dsl.schema.setting import open_setting, settings_of
 from xtrain.dsl.spec_text import value_text
@@ -27,7 +28,7 @@ from xtrain.dsl.user_parts.signatures import REQUIRED, Parameter, Weight
 class TopicWord:
     """A word without a page. written: its form in a spec."""
 
-    kind: Literal["statement", "function", "unit", "multiplier", "constant", "event", "later", "choice"]
+    kind: Literal["statement", "function", "unit", "multiplier", "constant", "event", "choice"]
     name: str
     written: str
     meaning: str
@@ -97,10 +98,6 @@ def words() -> Iterator[TopicWord]:
         yield TopicWord("constant", name, name, meaning)
     for name, (when, default) in EVENTS.items():
         yield TopicWord("event", name, f"on {name} …", f"{when}; default action: {default}")
-    for kind, names in (("block", later.KINDS), ("action", later.ACTIONS), ("event", later.EVENTS),
-                        ("source", later.SOURCES), ("link", later.LINKS)):  # fmt: skip
-        for name in names:
-            yield TopicWord("later", name, name, f"{kind}; reserved, and not supported by this version (X209)")
 
 
 def _choices(word: str, pages: tuple[ReferencePage, ...]) -> Iterator[TopicWord]:
@@ -246,7 +243,7 @@ class ReferenceText:
 
 _KINDS: Final = {
     "statement": "statement", "function": "function", "unit": "unit", "multiplier": "multiplier",
-    "constant": "constant", "event": "event", "later": "reserved",
+    "constant": "constant", "event": "event",
 }  # fmt: skip
 
 
@@ -380,14 +377,13 @@ def _words() -> list[str]:
 
 
 def _later() -> list[str]:
-    rows = [("block", later.KINDS), ("action", later.ACTIONS), ("event", later.EVENTS),
-            ("source", later.SOURCES), ("link", later.LINKS)]  # fmt: skip
     names = {page.block: page.name for page in every_page()}
-    rows += [(f"setting of {_code(names[block])}", settings) for block, settings in later.SETTINGS.items()]
-    rows += [(f"{_code(name)} of {_code(names[block])}", words) for (block, name), words in later.WORDS.items()]
     intro = "These words are reserved and not supported yet; using one of them is the error X209.\n"
-    listed = [(what, " ".join(_code(word) for word in words)) for what, words in rows if words]
-    return ["## Reserved words\n", intro, _table(("of", "words"), listed)]
+    rows = [
+        (f"{_code(name)} of {_code(names[block])}", " ".join(map(_code, words)))
+        for (block, name), words in RESERVED.items()
+    ]
+    return ["## Reserved words\n", intro, _table(("of", "words"), rows)]
 
 
 def _forms(written: str) -> list[str]:

@@ -20,7 +20,6 @@ from xtrain.dsl.schema import run as experiment
 from xtrain.dsl.schema import run as hooks
 from xtrain.dsl.schema import run as log
 from xtrain.dsl.schema.component import Component, registry_of
-from xtrain.dsl.schema.later import KINDS as LATER_KINDS
 from xtrain.dsl.schema.model import FOLDER
 from xtrain.dsl.schema.setting import attributes_of, complete, settings_of
 
@@ -91,9 +90,13 @@ OF_SERVERS: Final[dict[str, tuple[str, ...] | None]] = {
     "activation": ("every", "save"),
     "serve": None,
 }
+# Words that settings do not have yet, by class and name.
+RESERVED: Final[dict[tuple[type, str], tuple[str, ...]]] = {
+    (parallel.Pp, "schedule"): ("dual_pipe",),
+    (losses.Loss, "kind"): ("kl",),
+}
 ACTIONS: Final = actions.ACTIONS
 EVENTS: Final[tuple[str, ...]] = get_args(actions.EventName)
-ALL_KINDS: Final = (*KINDS, *LATER_KINDS)
 
 
 def is_of_servers(path: str) -> bool:

@@ -16,18 +16,15 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from xtrain.dsl.checking.model_code import source_digest
+from xtrain.dsl.diagnostics.diagnostic import Remediable
 from xtrain.plan.architecture import EMBEDDING, HEAD
 from xtrain.runtime.nn.code_attention import register
 
 LAYERS: Final = "layers"
 
 
-class UnknownCode(Exception):
+class UnknownCode(Remediable):
     """A model whose code cannot be used: what is wrong, and what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 @contextmanager

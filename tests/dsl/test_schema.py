@@ -106,7 +106,7 @@ def test_every_kind_of_the_language_is_known():
     language = """experiment workspace launch cluster launcher model adapter task tokenizer dataset mixture batch loss
     optimizer group scheduler ema precision compile activation parallel checkpoint log hook step
     evaluation_step fault_tolerance alerts serve sweep phase rollout reward"""
-    assert set(language.split()) == set(blocks.ALL_KINDS)
+    assert set(language.split()) == set(blocks.KINDS)
     assert {"compile", "activation"} <= set(blocks.KINDS)
 
 
