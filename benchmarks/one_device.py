@@ -267,7 +267,7 @@ def too_much(arguments: argparse.Namespace) -> str:
         path.write_text(spec_text(arguments))
         plan = plan_from_spec(path).plan
     assert plan is not None
-    planned = max(each.memory.total_bytes for each in plan.estimates.classes)
+    planned = plan.estimates.fullest.memory.total_bytes
     there = torch.cuda.get_device_properties(0).total_memory
     return f"{planned / 2**30:.1f} GiB planned, {there / 2**30:.1f} there" if planned > 1.1 * there else ""
 

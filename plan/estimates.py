@@ -229,6 +229,11 @@ class Estimates:
     remedies: tuple[Remedy, ...] = ()
 
     @property
+    def fullest(self) -> RankClass:
+        """Ranks with the most memory at the peak of a step."""
+        return max(self.classes, key=lambda each: each.memory.total_bytes)
+
+    @property
     def copy_bytes(self) -> int:
         """Bytes of a checkpoint that the fullest rank holds, and copies if checkpoints are written during training."""
         memories = ((each.memory, each.unsaved) for each in self.classes)

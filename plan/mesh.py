@@ -12,7 +12,7 @@ all-to-all in each direction; if two axes cut it, the pieces of the inner cut ar
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from math import prod
-from typing import Any, Final
+from typing import Final
 
 from attrs import field, frozen
 
@@ -271,13 +271,13 @@ def _owned(plan: Plan, rank: int) -> list[ParameterSpec]:
 
 def _cuts(plan: Plan) -> Cuts:
     """Return the cuts of a plan's nodes; axes without a node do not cut."""
-    tensor = _args(plan, "setup.parallel.tp")
-    experts = _args(plan, "setup.parallel.expert_fsdp")
-    sharded = bool(_args(plan, "setup.parallel.fsdp"))
+    tensor = plan.args("setup.parallel.tp")
+    experts = plan.args("setup.parallel.expert_fsdp")
+    sharded = bool(plan.args("setup.parallel.fsdp"))
     return Cuts(
         tp=tensor.get("size", 1),
         fsdp=prod(plan.mesh.size(axis) for axis in _shard_axes(plan)) if sharded else 1,
-        ep=_args(plan, "setup.parallel.ep").get("size", 1),
+        ep=plan.args("setup.parallel.ep").get("size", 1),
         ep_fsdp=_expert_size(plan.mesh, "ep_fsdp") if experts else 1,
         expert_dimension=experts.get("dimension", 0),
         rules=tuple((rule["pattern"], rule["style"]) for rule in tensor.get("rules", ())),
@@ -287,7 +287,7 @@ def _cuts(plan: Plan) -> Cuts:
 
 def base_of_plan(plan: Plan) -> Base | None:
     """Return the storage of quantized parameters; None if there are none."""
-    args = _args(plan, "setup.quantise")
+    args = plan.args("setup.quantise")
     return base_of(args["base"]) if args else None
 
 
@@ -307,11 +307,6 @@ def _shard_axes(plan: Plan) -> list[str]:
 
 def _expert_size(mesh: Mesh, name: str) -> int:
     return next(axis.size for axis in mesh.expert_axes if axis.name == name)
-
-
-def _args(plan: Plan, node: str) -> dict[str, Any]:
-    """Return the arguments of a node; empty if the plan does not have it."""
-    return next((n.args for n in plan.nodes if n.id == node), {})
 
 
 # Minimum elements that a rank takes at a time, so that a call is worth its latency. At most this many and one more

@@ -361,6 +361,14 @@ class Plan:
         """Return the node with an id. Raises KeyError if the plan has none."""
         return self._by_id[node_id]
 
+    def args(self, op: str) -> dict[str, Any]:
+        """Return the arguments of the first node with an op; empty if the plan has none."""
+        return next((node.args for node in self.nodes if node.op == op), {})
+
+    def value(self, path: str) -> str | None:
+        """Return the value at a path of the provenance, as text; None if the plan has none."""
+        return next((entry.value for entry in self.provenance if entry.path == path), None)
+
     @property
     def serves(self) -> bool:
         """True for the plan of a server, which has requests instead of steps."""

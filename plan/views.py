@@ -165,7 +165,7 @@ class Headroom:
 def headroom(plan: Plan) -> Headroom:
     """Judge the fullest rank; unknown if the device's memory is unknown, or the memory of a step in addition to the
     states."""
-    worst = max(plan.estimates.classes, key=lambda each: each.memory.total_bytes)
+    worst = plan.estimates.fullest
     device, need = plan.cluster.memory_bytes, worst.memory.total_bytes
     where = f"on {ranks_text(plan, worst.pp)}"
     if device is None:

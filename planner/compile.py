@@ -154,7 +154,7 @@ def _world(plan: Plan, valid: ValidatedSpec) -> ElasticWorld:
         world=plan.mesh.world_size,
         axes={axis.name: axis.size for axis in plan.mesh.axes},
         accumulate=valid.batch.accumulate,
-        memory_bytes=max(each.memory.total_bytes for each in plan.estimates.classes),
+        memory_bytes=plan.estimates.fullest.memory.total_bytes,
         seconds=times.step if times is not None else None,
     )
 

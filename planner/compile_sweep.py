@@ -61,7 +61,7 @@ class Trial:
     @property
     def memory_bytes(self) -> int:
         """Bytes of its fullest rank."""
-        return max(each.memory.total_bytes for each in self.plan.estimates.classes)
+        return self.plan.estimates.fullest.memory.total_bytes
 
 
 @frozen(kw_only=True)

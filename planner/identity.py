@@ -11,8 +11,7 @@ from xtrain.dsl.schema.adapters import AdapterTask, TaskAdapters
 from xtrain.dsl.schema.component import Component, UserComponent
 from xtrain.dsl.schema.data import Batch, Dataset, Phase
 from xtrain.dsl.schema.data_components import tokenizer_kind
-from xtrain.dsl.schema.optimizers import ParameterGroup
-from xtrain.dsl.schema.precision import Fp8, Precision
+from xtrain.dsl.schema.precision import Fp8
 from xtrain.dsl.schema.setting import Role, is_unspoken, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.user_parts.kinds import NOTHING
@@ -21,7 +20,7 @@ from xtrain.plan.amounts import amounts, in_epochs, weights
 from xtrain.plan.canonical import fingerprint, portable, whole_numbers
 from xtrain.plan.data import reads
 from xtrain.plan.learning_rate import in_effect
-from xtrain.plan.resolved import Formats, Resolved
+from xtrain.plan.resolved import Resolved
 from xtrain.plan.weight_files import WeightFiles
 from xtrain.planner.derive.model import reference_files
 from xtrain.planner.graph.saving import pretrained
@@ -35,33 +34,29 @@ def config_of(resolved: Resolved) -> dict[str, Any]:
     and accumulate, so that another mesh with the same rows is the same experiment. Shares replace weights. Alignment
     and the group of packing are included because they decide which documents share a row.
     """
-    spec, batch, formats, scheduler = (
-        resolved.spec,
-        resolved.batch,
-        resolved.formats,
-        in_effect(resolved.spec.scheduler),
-    )
+    spec = resolved.spec
     if spec.serve is not None:
         return _config_of_server(resolved)
+    frozen = [tensor.name for tensor in resolved.inventory.tensors if not tensor.trained]
     content = {
         "name": spec.experiment.name,
         "experiment": experiment_settings(spec.experiment),
         "model": resolved.architecture.identity,
-        **({"frozen": fingerprint(frozen)} if (frozen := _frozen(resolved)) else {}),
+        **({"frozen": fingerprint(frozen)} if frozen else {}),
         "tokenizer": tokenizer_kind(spec.tokenizer.source).place(spec.tokenizer.source),
         "datasets": {name: _dataset(each, spec.experiment.seed) for name, each in spec.datasets.items()},
         "collate": [link.identity(resolved.align) for link in spec.collate if not link.by_layout],
-        "batch": {**experiment_settings(_in_effect(spec.batch)), "rows": batch.rows},
-        "loss": {"kind": spec.loss.kind, **_component(spec.loss)},
+        "batch": {**experiment_settings(_in_effect(spec.batch)), "rows": resolved.batch.rows},
+        "loss": _json(spec.loss),
         **({"rollout": _rollout(spec)} if spec.rollout is not None else {}),
-        "optimizer": {"kind": spec.optimizer.kind, **_component(spec.optimizer)},
-        **({"groups": {name: _group(each) for name, each in spec.groups.items()}} if spec.groups else {}),
+        "optimizer": _json(spec.optimizer),
+        **({"groups": {name: experiment_settings(each) for name, each in spec.groups.items()}} if spec.groups else {}),
         **({"tasks": {name: _task(each) for name, each in spec.tasks.items()}} if spec.tasks else {}),
-        "scheduler": {"kind": scheduler.kind, **_component(scheduler)},
+        "scheduler": _json(in_effect(spec.scheduler)),
         **({"step": [spec.step.digest, spec.step.function, experiment_settings(spec.step)]} if spec.step else {}),
         **({"hooks": changing} if (changing := _changing_hooks(spec)) else {}),
         **({"ema": experiment_settings(spec.ema)} if spec.ema is not None else {}),
-        "precision": _precision(spec.precision, formats),
+        "precision": _precision(resolved),
         **_mixture(resolved),
     }
     beginning = {k: portable(v) for k, v in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))) if v}
@@ -80,7 +75,7 @@ def _weights(files: WeightFiles, resolved: Resolved) -> str:
 
 def _config_of_server(resolved: Resolved) -> dict[str, Any]:
     """Return the served model and its adapters; without adapters, the model itself is trained."""
-    spec, formats = resolved.spec, resolved.formats
+    spec = resolved.spec
     assert spec.serve is not None
     adapter = resolved.architecture.adapter
     tasks = list(adapter.tasks.values()) if isinstance(adapter, TaskAdapters) else []
@@ -91,13 +86,14 @@ def _config_of_server(resolved: Resolved) -> dict[str, Any]:
         **({"adapter": tasks[0].to_json()} if tasks else {}),
         "tokenizer": tokenizer_kind(spec.tokenizer.source).place(spec.tokenizer.source),
         "serve": experiment_settings(spec.serve),
-        "precision": _precision(spec.precision, formats),
+        "precision": _precision(resolved),
     }
     return whole_numbers({**content, **({"weights": resolved.weights.digest} if resolved.weights is not None else {})})
 
 
-def _precision(precision: Precision, formats: Formats) -> dict[str, Any]:
+def _precision(resolved: Resolved) -> dict[str, Any]:
     """Return the precision settings; fp8 settings are included only if fp8 is used."""
+    precision, formats = resolved.spec.precision, resolved.formats
     used = evolve(precision, fp8=precision.scaled or Fp8())
     return {
         **experiment_settings(used),
@@ -110,11 +106,6 @@ def _precision(precision: Precision, formats: Formats) -> dict[str, Any]:
 def _in_effect(batch: Batch) -> Batch:
     """Return the batch with the default length of a ramp if there is no ramp."""
     return batch if batch.ramp_from is not None else evolve(batch, ramp=fields_dict(Batch)["ramp"].default)
-
-
-def _frozen(resolved: Resolved) -> list[str]:
-    """Return the names of frozen parameters."""
-    return [tensor.name for tensor in resolved.inventory.tensors if not tensor.trained]
 
 
 def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
@@ -131,37 +122,15 @@ def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
     return {**found, **beside} if form["form"] == "text" else {**found, "text": form}
 
 
-def _group(group: ParameterGroup) -> dict[str, Any]:
-    """Return the settings of a parameter group, including its own optimizer's, if any."""
-    own = group.optimizer
-    return {
-        "lr_scale": group.lr_scale,
-        "weight_decay": group.weight_decay,
-        **({"optimizer": {"kind": own.kind, **_component(own)}} if own is not None else {}),
-    }
-
-
 def _task(task: AdapterTask) -> dict[str, Any]:
-    """Return the datasets of a task, and the settings of its own optimizer, if any; its adapter is part of the
-    model."""
-    own = task.optimizer
-    return {
-        "datasets": list(task.reads),
-        **({"optimizer": {"kind": own.kind, **_component(own)}} if own is not None else {}),
-    }
+    """Return the settings of a task without its adapter, which is part of the model."""
+    return {**experiment_settings(evolve(task, adapter=None)), "datasets": list(task.reads)}
 
 
 def _rollout(spec: Spec) -> dict[str, Any]:
     """Return how completions are sampled and scored."""
     assert spec.rollout is not None and spec.reward is not None
-    reward = {"kind": spec.reward.kind, **_component(spec.reward)}
-    return {**experiment_settings(spec.rollout), "reward": reward}
-
-
-def _component(chosen: Component) -> dict[str, Any]:
-    """Return the settings of a component; for a user's own also the digest of its code."""
-    code = {"code": chosen.digest} if isinstance(chosen, UserComponent) else {}
-    return {**experiment_settings(chosen, chosen.kind), **code}
+    return {**experiment_settings(spec.rollout), "reward": _json(spec.reward)}
 
 
 def _changing_hooks(spec: Spec) -> list[Any]:
@@ -197,14 +166,12 @@ def _mix(spec: Spec, phase: Phase | None) -> dict[str, Any]:
     return {name: [each, "epochs"] for name, each in found.items()} if in_epochs(weights(spec, phase)) else found
 
 
-def experiment_settings(block: Any, label: str = "") -> dict[str, Any]:
-    """Return the settings of a block that belong to the experiment, as JSON, without settings of other labels."""
+def experiment_settings(block: Any) -> dict[str, Any]:
+    """Return the settings of a block that belong to the experiment, as JSON."""
     return {
         name: _json(getattr(block, attribute.name))
         for name, (attribute, setting) in settings_of(type(block)).items()
-        if setting.role is Role.EXPERIMENT
-        and (not setting.only or not label or label in setting.only)
-        and not is_unspoken(attribute, setting, getattr(block, attribute.name))
+        if setting.role is Role.EXPERIMENT and not is_unspoken(attribute, setting, getattr(block, attribute.name))
     }
 
 
@@ -217,7 +184,8 @@ def _json(value: Any) -> Any:
         case tuple():
             return [_json(item) for item in value]
         case Component():
-            return {"kind": value.kind, **experiment_settings(value)}
+            code = {"code": value.digest} if isinstance(value, UserComponent) else {}
+            return {"kind": value.kind, **experiment_settings(value), **code}
         case HiddenText():
             return [str(value), digests_in(value)]
         case None | bool() | int() | float() | str():

@@ -131,7 +131,7 @@ class Fp8:
     """`compute = fp8 { … }`: products of the matrices of blocks in 8-bit floating point, with scales that are computed
     for each product."""
 
-    recipe: str = component_name(RECIPES, role=Role.EXPERIMENT)
+    recipe: str = component_name(RECIPES)
     rest: Literal["bf16", "fp32", "fp64"] = setting(
         "format of everything else: norms, attention, the head, and inputs and outputs of products", default="bf16"
     )

@@ -190,14 +190,15 @@ mesh_setting: Final = partial(setting, role=Role.MESH)
 execution_setting: Final = partial(setting, role=Role.EXECUTION)
 
 
-def component_name(registry: Any, *, role: Role) -> Any:
+def component_name(registry: Any, *, role: Role | None = None) -> Any:
     """Declare a field that names a component; the default is the registry's default.
 
     The registered components are unknown until everything is imported: `settings_of` returns the words and their
     meaning.
     """
-    meta = Setting(doc="", role=role, registry=registry)
-    return attrs.field(factory=lambda: registry.default.kind, metadata={"setting": meta}, kw_only=True)
+    meta = Setting(doc="", role=role or Role.EXPERIMENT, registry=registry)
+    metadata = {"setting": meta, "has_role": role is not None}
+    return attrs.field(factory=lambda: registry.default.kind, metadata=metadata, kw_only=True)
 
 
 def is_unspoken(attribute: attrs.Attribute, meta: Setting, value: Any) -> bool:

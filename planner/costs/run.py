@@ -23,7 +23,6 @@ from xtrain.plan.mesh import LAZY_FROM, base_of_plan
 from xtrain.plan.parameters import weight_bytes
 from xtrain.plan.plan import Plan
 from xtrain.plan.timeline import saves
-from xtrain.planner.graph.saving import average_args
 from xtrain.text.units import BYTES, bytes_text, plural
 
 # Seconds until a rank has loaded Python, torch and the code of its nodes: 3.5 times as long as torch alone (9.5 s and
@@ -255,8 +254,7 @@ def goodput_of(plan: Plan) -> Goodput | None:
     if cluster.mtbf_seconds is None or times is None:
         return None
     writes = 0.0 if cluster.storage is None else plan.estimates.checkpoint_bytes / cluster.storage
-    saving = next((node for node in plan.nodes if node.op == "setup.checkpoint"), None)
-    waits = saving is not None and saving.args["mode"] == "sync"
+    waits = plan.args("setup.checkpoint").get("mode") == "sync"
     faults = Faults(
         between=cluster.mtbf_seconds / plan.mesh.world_size,
         restart=restart_of(plan),
@@ -335,8 +333,8 @@ class DiskUse:
 def disk_of(plan: Plan, saves: int | None) -> DiskUse | None:
     """Return the disk space of checkpoints; None if nothing is saved, or the amount is unknown. saves: total number of
     full checkpoints, None if unknown."""
-    saving = next((node.args for node in plan.nodes if node.op == "setup.checkpoint"), None)
-    if saving is None or (saves is None and saving["keep"] is None):
+    saving = plan.args("setup.checkpoint")
+    if not saving or (saves is None and saving["keep"] is None):
         return None
     contents = checkpoint_contents(plan)
     sidecar = len(json.dumps(contents, indent=1)) + OF_COUNTERS + plan.mesh.world_size * OF_A_FILE
@@ -352,15 +350,14 @@ def disk_of(plan: Plan, saves: int | None) -> DiskUse | None:
 
 
 def _full(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
-    averages = average_args(plan)
-    groups = ParameterGroups.of(plan)
+    copies, groups = 1 + bool(plan.args("setup.ema")), ParameterGroups.of(plan)
     trained = [tensor for tensor in plan.parameters.tensors if tensor.trained]
     counters = sum(len(groups.scalars(tensor.name)) for tensor in trained)
     moments = (tensor for tensor in trained for _ in groups.state(tensor.name))
     weights = _pieces(plan, saved_parameters(plan)) + len(contents["buffers"])
-    pieces = (1 + (averages is not None)) * weights + _pieces(plan, moments) + counters
+    pieces = copies * weights + _pieces(plan, moments) + counters
     streams = plan.mesh.world_size * (OF_STREAMS + STREAMS * OF_A_PIECE[backend])
-    buffers = (1 + (averages is not None)) * _buffer_bytes(contents)
+    buffers = copies * _buffer_bytes(contents)
     numbers = plan.estimates.checkpoint_bytes + buffers + BYTES["fp32"] * counters
     return numbers + pieces * OF_A_PIECE[backend] + streams
 
@@ -368,9 +365,9 @@ def _full(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
 def _weights_on_disk(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
     if not any(plan.node(node).op == "tick.model" for trigger in plan.timeline.triggers for node in trigger.nodes):
         return 0
-    averages = average_args(plan)
+    averages = plan.args("setup.ema")
     form = averages["format"] if averages and averages["publish"] else plan.node("setup.build_model").args["params"]
-    frozen = next((node.args["format"] for node in plan.nodes if node.op == "setup.freeze"), "")
+    frozen = plan.args("setup.freeze").get("format", "")
     saved = saved_parameters(plan)
     kept = evolve(plan.parameters, total=sum(each.size for each in saved), tensors=saved)
     numbers = weight_bytes(kept, form, frozen, base_of_plan(plan)) + _buffer_bytes(contents)

@@ -17,7 +17,6 @@ from xtrain.plan.findings import Findings, checks
 from xtrain.plan.graph import INITIAL, Builder, Rule, learns, resumes, stays
 from xtrain.plan.mesh import AXES, device_kind
 from xtrain.plan.parameters import weight_bytes
-from xtrain.plan.plan import Plan
 from xtrain.plan.resolved import Resolved
 from xtrain.plan.timeline import is_due, next_due, steps_due, times_due
 from xtrain.planner.data.training import is_measured
@@ -225,11 +224,6 @@ def update_text(resolved: Resolved) -> str:
     assert ema is not None
     often = "" if ema.every == 1 else f"after every {plural(ema.every, 'step')}, "
     return f"{often}update the averaged weights, which keep {ema.decay:g} of their value"
-
-
-def average_args(plan: Plan) -> dict[str, Any] | None:
-    """Return the arguments of a plan's average; None without one."""
-    return next((node.args for node in plan.nodes if node.op == "setup.ema"), None)
 
 
 # Settings that a run without saves does not need.

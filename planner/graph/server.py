@@ -109,7 +109,7 @@ def check_room(resolved: Resolved, cluster: Hardware, estimates: Estimates, foun
     """Report whether the requested slots fit, and how many would."""
     assert resolved.spec.serve is not None
     rule, slots, device = "memory.device", resolved.spec.serve.places, cluster.memory_bytes
-    need = max(each.memory.total_bytes for each in estimates.classes)
+    need = estimates.fullest.memory.total_bytes
     if device is None:
         found.unknown(rule, f"the fullest rank needs {bytes_text(need)}, and the memory of a device is unknown")
         return
@@ -134,7 +134,7 @@ def slots_that_fit(plan: Plan) -> int | None:
     trains the model itself."""
     if plan.cluster.memory_bytes is None or not slots_of(plan):
         return None
-    fullest = max((each.memory for each in plan.estimates.classes), key=lambda memory: memory.total_bytes)
+    fullest = plan.estimates.fullest.memory
     slots, own = len(slots_of(plan)), fullest.gradients * 2 + fullest.optimizer
     return _room(plan.cluster.memory_bytes, fullest.total_bytes, slots, own // len(slots_of(plan)))
 

@@ -127,7 +127,7 @@ class Candidate:
     @property
     def memory(self) -> int:
         assert self.estimates is not None
-        return max(each.memory.total_bytes for each in self.estimates.classes)
+        return self.estimates.fullest.memory.total_bytes
 
     @property
     def seconds(self) -> float:
@@ -372,7 +372,7 @@ def _known(candidate: Candidate) -> Estimates:
 def figures(estimates: Estimates, cluster: Hardware) -> dict[str, Any]:
     """Return the figures that alternatives are compared by; None if unknown."""
     times, memory = estimates.times, cluster.memory_bytes
-    total = max(each.memory.total_bytes for each in estimates.classes)
+    total = estimates.fullest.memory.total_bytes
     return {
         "memory_bytes": total,
         "memory_share": None if memory is None else total / memory,

@@ -134,8 +134,7 @@ def _by_name(value: Any) -> Any:
 def _memory(a: Plan, b: Plan) -> tuple[ClassMemory, ...]:
     """Return the fullest ranks of each side; with pipelines, also each coordinate."""
     sides = [plan.estimates.classes for plan in (a, b)]
-    worst = [max(classes, key=lambda each: each.memory.total_bytes) for classes in sides]
-    found = [ClassMemory(name="fullest rank", before=_bytes(worst[0]), after=_bytes(worst[1]))]
+    found = [ClassMemory(name="fullest rank", before=_bytes(a.estimates.fullest), after=_bytes(b.estimates.fullest))]
     count = max(map(len, sides))
     if count > 1:
         coordinates = [{each.pp: each for each in classes} for classes in sides]

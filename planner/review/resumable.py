@@ -23,7 +23,6 @@ from xtrain.plan.timeline import as_known, known_arithmetic, resumed_plan
 from xtrain.plan.views import actions_text, recurring
 from xtrain.planner.graph import server  # noqa: F401 (declares, with its imports, the nodes of all plans)
 from xtrain.planner.graph.data import OP as REFERENCE
-from xtrain.planner.graph.saving import average_args
 from xtrain.planner.review.resuming_course import ResumedPlan, curve_reasons, phase_reasons
 from xtrain.planner.review.resuming_data import Kind, Reason, data_reasons, refused, resharded, safe
 
@@ -107,7 +106,7 @@ def _layout(a: Plan, b: Plan) -> Iterator[Reason]:
         parts.append("the same axes, divided differently")
     if parts:
         yield resharded("parallel", f"{', '.join(parts)}: every rank reads its own shards")
-    stacks = [next(each.value for each in plan.provenance if each.path == "parallel.stack") for plan in (a, b)]
+    stacks = [plan.value("parallel.stack") for plan in (a, b)]
     yield from _changed("parallel.stack", stacks, "gradients are summed in another order", "rounding")
     where_a, where_b = ((plan.launch["nodes"], plan.mesh.ranks_per_node) for plan in (a, b))
     if where_a != where_b and a.mesh.world_size == b.mesh.world_size:
@@ -142,14 +141,10 @@ def _shards(plan: Plan) -> str:
 
 
 def _pieces(plan: Plan) -> list[Any]:
-    build, tensor = plan.node("setup.build_model").args, _args(plan, "setup.parallel.tp") or {}
+    build, tensor = plan.node("setup.build_model").args, plan.args("setup.parallel.tp")
     cut = next(axis for axis in plan.mesh.expert_axes if axis.name == "ep_fsdp").size > 1
-    experts = (_args(plan, "setup.parallel.expert_fsdp") or {}) if cut else {}
+    experts = plan.args("setup.parallel.expert_fsdp") if cut else {}
     return [build["stages"], build["owners"], tensor.get("rules"), experts.get("dimension")]
-
-
-def _args(plan: Plan, node: str) -> dict[str, Any] | None:
-    return next((n.args for n in plan.nodes if n.id == node), None)
 
 
 def _formats(a: Plan, b: Plan) -> Iterator[Reason]:
@@ -159,12 +154,12 @@ def _formats(a: Plan, b: Plan) -> Iterator[Reason]:
         text = f"{params[0]} → {params[1]}: the saved state is represented exactly, in a wider format"
         yield safe("precision.params", text, "rounding")
     # Of parameters in the compute format, unless sharding casts them.
-    casts = [_args(plan, "setup.parallel.root_fsdp") or {} for plan in (a, b)]
+    casts = [plan.args("setup.parallel.root_fsdp") for plan in (a, b)]
     compute = [args.get("compute", format) for args, format in zip(casts, params, strict=True)]
     if compute != params:
         why = "forward and backward round differently; the state keeps its format"
         yield from _changed("precision.compute", compute, why, "rounding")
-    products = [_args(plan, "setup.float8") for plan in (a, b)]
+    products = [plan.args("setup.float8") for plan in (a, b)]
     if products[0] != products[1]:
         change = " → ".join(map(_products, products))
         yield safe(
@@ -172,9 +167,9 @@ def _formats(a: Plan, b: Plan) -> Iterator[Reason]:
         )
 
 
-def _products(args: dict[str, Any] | None) -> str:
+def _products(args: dict[str, Any]) -> str:
     """Return text on fp8 products, from the arguments of their node."""
-    if args is None:
+    if not args:
         return "no products in fp8"
     return f"{sum(map(len, args['matrices'].values()))} matrices in fp8, {args['recipe']}"
 
@@ -257,8 +252,7 @@ def _given(args: Mapping[str, Any], name: str) -> Any:
 def _said(a: Plan, b: Plan, path: str) -> tuple[str | None, str | None] | None:
     """Return a setting in both specs if it differs there. None: equal, so other differences follow from other
     settings."""
-    values = [next((entry.value for entry in plan.provenance if entry.path == path), None) for plan in (a, b)]
-    before, after = values
+    before, after = (plan.value(path) for plan in (a, b))
     return None if before == after else (before, after)
 
 
@@ -274,16 +268,16 @@ def _allowed(rule: Rule, name: str, old: Any, new: Any) -> Reason:
 
 def _average(a: Plan, b: Plan) -> Iterator[Reason]:
     """Yield reasons for averaged weights that only one side keeps."""
-    before, after = average_args(a), average_args(b)
-    if before is None and after is not None:
+    before, after = (plan.args("setup.ema") for plan in (a, b))
+    if after and not before:
         yield safe("ema", "none → ema: the average starts from the weights of the checkpoint", "learning")
-    elif before is not None and after is None:
+    elif before and not after:
         yield safe("ema", "ema → none: the averaged weights of the checkpoint are dropped")
 
 
 def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
     """Yield reasons for a changed objective: the loss, and terms that the model's settings add to it."""
-    before, after = (_args(plan, "setup.loss") or {"kind": LOSSES.default().kind} for plan in (a, b))
+    before, after = (plan.args("setup.loss") or {"kind": LOSSES.default().kind} for plan in (a, b))
     if before["kind"] != after["kind"]:
         text = f"{before['kind']} → {after['kind']}: another loss is minimized from here on"
         yield safe("loss.kind", text, "learning")
@@ -306,8 +300,7 @@ def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
 
 def _reference(plan: Plan) -> tuple[str, str] | None:
     """Return the model that the loss compares with, and the digest of its weights; None without a reference."""
-    args = next((node.args for node in plan.nodes if node.op == REFERENCE), None)
-    if args is not None:
+    if args := plan.args(REFERENCE):
         return args["reference"], args.get("digest", "")
     return (PRECOMPUTED, "") if REF in plan.node("collate.pack").args.get("columns", ()) else None
 

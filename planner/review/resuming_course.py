@@ -66,7 +66,7 @@ def curve_reasons(one: ResumedPlan, other: ResumedPlan, step: int | None) -> Ite
 
 def _share(plan: Plan, path: str) -> str:
     """Return a length as the spec gives it if it is a share of the budget; otherwise empty."""
-    value = next((entry.value for entry in plan.provenance if entry.path == path), "")
+    value = plan.value(path) or ""
     return value if value.endswith("%") else ""
 
 

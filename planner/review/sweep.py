@@ -95,7 +95,7 @@ def _cost(page: Page, sweep: SweepPlan) -> None:
             (f"if one in {factor} continues", _amounts(sweep, share)),
         ]
     plans = [*(each.plan for each in sweep.runs), *sweep.tried]
-    worst = max(max(each.memory.total_bytes for each in plan.estimates.classes) for plan in plans)
+    worst = max(plan.estimates.fullest.memory.total_bytes for plan in plans)
     ranks = max(plan.mesh.world_size for plan in plans)
     rows.append(("at once", f"up to {plural(sweep.parallel * ranks, 'rank')}, at most {bytes_text(worst)} on one"))
     page.described(rows)

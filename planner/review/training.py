@@ -18,7 +18,6 @@ from xtrain.plan.timeline import count_node, count_saves, known_arithmetic, save
 from xtrain.plan.views import no_times
 from xtrain.planner.costs.run import FAILURES, disk_of, goodput_of, restart_of, startup_of
 from xtrain.planner.graph.data import OP as REFERENCE
-from xtrain.planner.graph.saving import average_args
 from xtrain.planner.review.resuming_course import mix_text, start_text
 from xtrain.text.page import Detail, Page
 from xtrain.text.units import amount_in_epochs, amount_text, bytes_text, count_text, plural, seconds_text, times_text
@@ -251,8 +250,8 @@ def _ramp(plan: Plan) -> list[tuple[str, str, str]]:
 
 def _average(plan: Plan) -> list[tuple[str, str, str]]:
     """Return the decay of averaged weights, and their uses."""
-    args = average_args(plan)
-    if args is None:
+    args = plan.args("setup.ema")
+    if not args:
         return []
     often = "every step" if args["every"] == 1 else f"every {plural(args['every'], 'step')}"
     looked_at = any(node.args.get("averaged") for node in plan.nodes)
@@ -282,17 +281,17 @@ def _length(length: dict[str, Any]) -> str:
 def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
     """Return the size of checkpoints, how often one is written, and how many are kept."""
     size = plan.estimates.checkpoint_bytes
-    saving = next((node for node in plan.nodes if node.op == "setup.checkpoint"), None)
-    if saving is None:
+    saving = plan.args("setup.checkpoint")
+    if not saving:
         return [("checkpoint", bytes_text(size), "none is written")]
-    keep = saving.args["keep"]
+    keep = saving["keep"]
     ticks = [tick for tick in plan.timeline.ticks if any(saves(plan.node(n)) for n in tick.nodes)]
     written = count_saves(plan)
     clocks = any(tick.seconds is not None for tick in ticks)
     times = "depends on the clock" if clocks else "as many as the number of steps allows"
     if written is not None:
         times = f"{written:,} written"
-    best = " + best" if saving.args["best"] is not None else ""
+    best = " + best" if saving["best"] is not None else ""
     retained = "all are kept" if keep is None else f"{keep}{best} kept"
     if disk := disk_of(plan, written):
         retained += f": {bytes_text(disk.rest)} on disk"
@@ -301,7 +300,7 @@ def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
     every = next((t.steps for t in ticks if t.steps), None)
     if plan.estimates.times is not None and every:
         found += f"; one every {seconds_text(every * plan.estimates.times.step)}"
-    if copies := saving.args["copies"]:
+    if copies := saving["copies"]:
         share = bytes_text(copies * plan.estimates.copy_bytes)
         found += f"; {copies} {'copy' if copies == 1 else 'copies'} in host memory at most: {share} a rank"
     return [("checkpoint", bytes_text(size), found)]

@@ -355,7 +355,7 @@ def _try(plan: Plan, spec: Spec, entry: Provenance, world: int | None) -> _Trial
 def _options(plan: Plan, spec: Spec, target: str, world: int | None) -> list[Option]:
     slot = find_slot(spec, target)
     assert slot is not None, target
-    derived = next((each.value for each in plan.provenance if each.path == target), "")
+    derived = plan.value(target) or ""
     values = list(neighbours(slot, derived))[:TRIES]
     options: list[Option] = [(f"{target} = {spell(value)}", replaced(spec, target, value), world) for value in values]
     if target in AXES and derived.isdecimal():  # the same other axes on more or fewer ranks

@@ -92,13 +92,8 @@ def _tried(spec: Spec, changes: list[Change], judge: Judge) -> list[Remedy]:
         if estimates is not None:
             moves = any(each.memory.host_bytes for each in estimates.classes)  # over a bus of unknown speed
             seconds = estimates.times.step if estimates.times is not None and not moves else None
-            found.append(Remedy(sets=change.sets, memory_bytes=fullest(estimates), seconds=seconds))
+            found.append(Remedy(sets=change.sets, memory_bytes=estimates.fullest.memory.total_bytes, seconds=seconds))
     return found
-
-
-def fullest(estimates: Estimates) -> int:
-    """Return the bytes on the rank that holds the most."""
-    return max(each.memory.total_bytes for each in estimates.classes)
 
 
 def changes_of(resolved: Resolved) -> Iterator[Change]:
@@ -284,7 +279,7 @@ def _check_stuck(resolved: Resolved, estimates: Estimates, found: Findings) -> N
 def _check_memory(
     resolved: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge
 ) -> Estimates:
-    rule, need, device = "memory.device", fullest(estimates), cluster.memory_bytes
+    rule, need, device = "memory.device", estimates.fullest.memory.total_bytes, cluster.memory_bytes
     if device is None:
         found.unknown(rule, f"the fullest rank needs {bytes_text(need)}, and the memory of a device is unknown")
         return estimates
@@ -368,7 +363,7 @@ def _check_need(resolved: Resolved, cluster: Hardware, estimates: Estimates, fou
     if without is None or without.times is None:
         found.passed(rule, f"there are not enough rows without tp {tp}")
         return
-    need, speed, now = fullest(without), without.times.tokens_per_second, times.tokens_per_second
+    need, speed, now = without.fullest.memory.total_bytes, without.times.tokens_per_second, times.tokens_per_second
     shown = f"{bytes_text(need)} of {bytes_text(device)}, {count_text(speed)} tokens/s instead of {count_text(now)}"
     if need <= (1 - TIGHT) * device and speed > now:
         message = f"fsdp fits without tp {tp}: {shown}"

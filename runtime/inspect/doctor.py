@@ -109,7 +109,7 @@ def of_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
         rank_bytes = max(rank.memory.total_bytes + rank.memory.host for rank in plan.estimates.classes)
     else:
         rank_bytes = max(rank.memory.host_bytes for rank in plan.estimates.classes)
-        saving = next((node.args for node in plan.nodes if node.op == "setup.checkpoint"), None)
+        saving = plan.args("setup.checkpoint")
         rank_bytes += saving["copies"] * plan.estimates.copy_bytes if saving else 0
     if ranks * rank_bytes > machine.memory:
         yield Unfit(

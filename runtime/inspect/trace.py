@@ -68,7 +68,7 @@ class FullRows:
         args = plan.node("setup.loader").args
         several = len(args["datasets"]) > 1
         whole = full_rows(args["micro"], args["sequence"], dataset=_dataset(plan) if several else None)
-        read = next(node.args for node in plan.nodes if node.op == "collate.pack")
+        read = plan.args("collate.pack")
         whole = with_numbers(whole, read.get("unit"), read.get("columns", ()), read.get("values", ()))
         whole = with_later(whole, read.get("later", 0))
         whole = with_teacher(whole, read.get("wide", {}))
@@ -253,7 +253,7 @@ class Program:
     def _others(self) -> Iterator[None]:
         """Give tensors values, and broadcast the outline of rows that other ranks read."""
         with unset_fake_temporarily():
-            shared = next((node.args for node in self.plan.nodes if node.op == OUTLINE), {})
+            shared = self.plan.args(OUTLINE)
             whole, numbers = [self.rows.whole] * self.rows.accumulate, shared.get("numbers", ())
             self._watch.heard = encode_outline(whole, numbers)
             yield

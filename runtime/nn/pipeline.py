@@ -81,7 +81,7 @@ class Outlines:
     def of(cls, plan: Plan, collate: CollateChain, rank: Rank, meshes: Meshes) -> "Outlines":
         loader = plan.node("setup.loader").args
         readers = plan.node("step.fetch").args["readers"]
-        shared = next((node.args for node in plan.nodes if node.op == "step.share_outline"), {})
+        shared = plan.args("step.share_outline")
         return cls(
             rank=rank,
             readers=readers,

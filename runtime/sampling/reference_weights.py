@@ -59,12 +59,12 @@ def identity_of(plan: Plan, reference: str, digest: str, index: Path) -> str:
 
 
 def _depends_on(plan: Plan, reference: str, digest: str, index: Path) -> dict[str, Any]:
-    build, freeze = plan.node("setup.build_model").args, _args(plan, "setup.freeze")
+    build, freeze = plan.node("setup.build_model").args, plan.args("setup.freeze")
     arch = plan.architecture if reference == INITIAL else plan.architecture.base
     depends_on: dict[str, Any] = {
         "architecture": arch.to_json(),
         "formats": [build["params"], freeze.get("format", "")],
-        "base": _args(plan, "setup.quantise").get("base", {}),
+        "base": plan.args("setup.quantise").get("base", {}),
     }
     with remembering(digests := FileDigests(index)):
         if reference not in (INITIAL, ADAPTER_OFF):
@@ -77,10 +77,6 @@ def _depends_on(plan: Plan, reference: str, digest: str, index: Path) -> dict[st
 def begun_by(plan: Plan, ops: tuple[str, ...]) -> list[Node]:
     """Return the nodes of a plan with these ops, in order."""
     return [node for node in plan.nodes if node.op in ops]
-
-
-def _args(plan: Plan, op: str) -> dict[str, Any]:
-    return next((node.args for node in plan.nodes if node.op == op), {})
 
 
 def _kept(node: Node) -> dict[str, Any]:

@@ -188,8 +188,8 @@ class AdapterExport:
     def _origin(self) -> PeftFolder | None:
         """Return the folder that the adapter was read from; None if it was drawn, or if the folder has changed
         since."""
-        args = next((node.args for node in self.plan.nodes if node.op == READ), None)
-        if args is None:
+        args = self.plan.args(READ)
+        if not args:
             return None
         try:
             return planned_adapter(self.plan, str(self.base / args["folder"]), args["digest"])
@@ -208,8 +208,8 @@ class AdapterExport:
 
     def _base_name(self) -> str | None:
         """Return the folder or repository of the base model; None without one."""
-        args = next((node.args for node in self.plan.nodes if node.op == "setup.read_weights"), None)
-        if args is None or any(node.op == "setup.pretrained" for node in self.plan.nodes):
+        args = self.plan.args("setup.read_weights")
+        if not args or any(node.op == "setup.pretrained" for node in self.plan.nodes):
             return None
         return args["repo"] if "repo" in args else str(self.base / args["folder"])
 

@@ -262,8 +262,8 @@ class Export:
 def origin_of(plan: Plan, base: Path) -> Path | None:
     """Return the folder that a plan reads its weights from, even if it no longer exists; None if they are drawn. base:
     the folder that relative paths start at."""
-    args = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), None)
-    if args is None:
+    args = plan.args("setup.read_weights")
+    if not args:
         return None
     return base / args["folder"] if "folder" in args else snapshot_folder(args["repo"], args["revision"])
 

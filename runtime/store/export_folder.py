@@ -114,7 +114,7 @@ def model_card(
     number format → bytes of weights in it. loss: of the last recorded step. adapter_alone: the folder has only an
     adapter; else an adapter of the plan has been merged."""
     arch, adapter = plan.architecture, plan.architecture.adapter
-    source = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), {})
+    source = plan.args("setup.read_weights")
     base = {"base_model": source["repo"]} if "repo" in source else {}
     tags = ["xtrain", arch.family, *([adapter.kind] if adapter is not None else [])]
     library = "peft" if adapter_alone else "transformers"

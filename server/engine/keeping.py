@@ -254,7 +254,7 @@ def keep_adapter(rank: Rank, slots: Slots) -> Handle:
 def export_adapter(plan: Plan, rank: Rank, slots: Slots, model: ModelParts, tokenizer: TextTokenizer) -> Handle:
     """Write an adapter as a new PEFT folder, or the whole model as transformers reads it."""
     files = ModelFiles.of(plan, tokenizer) if slots.adapter is None else None
-    args = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), {})
+    args = plan.args("setup.read_weights")
     base = args.get("repo", args.get("folder"))
 
     def write_export(message: RankMessage) -> RankMessage:

@@ -3,7 +3,7 @@
 import pytest
 
 from xtrain.plan.views import TIGHT
-from xtrain.planner.rules.costs import Change, fullest
+from xtrain.planner.rules.costs import Change
 
 BIG = "model llama { dim = 4Ki, layers = 8, heads = 32, kv_heads = 8, ffn = 14Ki, vocab = 128k }"
 ROW = "batch { sequence = 8Ki, micro = 2, accumulate = 4 }"
@@ -55,13 +55,14 @@ def test_a_remedy_does_what_it_says(make_plan, load):
     for remedy in plan.estimates.remedies:
         changed = compile_plan(load_spec(path, remedy.sets).require(), world=plan.mesh.world_size).plan
         assert changed is not None
-        assert fullest(changed.estimates) == remedy.memory_bytes
+        assert changed.estimates.fullest.memory.total_bytes == remedy.memory_bytes
         if remedy.seconds is not None:
             assert changed.estimates.times.step == pytest.approx(remedy.seconds)
 
 
 def test_little_room_is_said_too(make_plan):
-    full = fullest(make_plan(model=BIG, batch=ROW, precision=HALF, cluster=gib(140)).estimates)
+    plan = make_plan(model=BIG, batch=ROW, precision=HALF, cluster=gib(140))
+    full = plan.estimates.fullest.memory.total_bytes
     tight = make_plan(model=BIG, batch=ROW, precision=HALF, cluster=gib(int(full * 1.04 / 2**30)))
     found = check(tight, "memory.device")
     assert found.code == "W423" and "less than 8%" in found.evidence
