@@ -7,9 +7,10 @@ from attrs import frozen
 from xtrain.blocks.op_trace import INDEX
 from xtrain.blocks.tracer import Local
 from xtrain.plan.architecture import EMBEDDING
+from xtrain.plan.kernels import compiles_loss
 from xtrain.plan.mesh import piece, tokens_in
 from xtrain.plan.parameters import head_factors
-from xtrain.plan.resolved import Resolved, compiles_loss
+from xtrain.plan.resolved import Resolved
 
 FP64 = 8
 IDS = 8  # bytes of the id of a token
@@ -63,7 +64,7 @@ def ends_of(resolved: Resolved, local: Local, taught: tuple[int, int] | None = N
     masked = local.tokens * (INDEX + 1) if tp > 1 else 0
     start = max(scaled, embedding + (2 * hidden if tp > 1 else 0)) if embedding else 0
     embedded = masked if embedding else 0
-    if resolved.architecture.head == "reward":
+    if not resolved.architecture.has_logits:
         return _ends_of_rewards(resolved, local, trained, embedded=embedded, embedding=embedding, start=start)
     learns = f"{resolved.architecture.head_module}.weight" in trained
     factors = {each.name for each in resolved.architecture.head_adapters()}

@@ -63,7 +63,7 @@ class PlannedModel(Model):
     @classmethod
     def head_matrices(cls, arch: Architecture) -> tuple[AdaptedMatrix, ...]:
         """Return the matrices of the architecture's adapter on a vocabulary head."""
-        adapter = None if arch.head != "vocabulary" else arch.adapter
+        adapter = arch.adapter if arch.has_logits else None
         if isinstance(adapter, TaskAdapters):
             of_tasks = ((task, planned(own, PlannedAdapter)) for task, own in adapter.tasks.items())
             own = ((task, matrix) for task, adapter in of_tasks for matrix in adapter.on_head(arch.base))

@@ -15,7 +15,7 @@ from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import Action, OnEvent, Tick
 from xtrain.dsl.schema.component import Component, Registry, UserComponent
 from xtrain.dsl.schema.data_components import TOKENIZERS, Tokenizer, tokenizer_kind
-from xtrain.dsl.schema.model import FOLDER, Model, ModelFolder, snapshot_text
+from xtrain.dsl.schema.model import FOLDER, Model, snapshot_text
 from xtrain.dsl.schema.setting import AUTO, is_unspoken, open_setting, settings_of, spelled
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.user_parts.files import is_file
@@ -53,13 +53,17 @@ def _block(kind: str, value: Any, indent: str = "", without: tuple[str, ...] = (
     if isinstance(value, Tokenizer):
         head = f"{kind} {tokenizer_text(value.source)}"
     if isinstance(value, Model) and value.folder is not None:
-        head = f"{kind} {_folder(value.folder)}"
+        folder = value.folder
+        where = snapshot_text(folder.repo, folder.revision) if folder.repo else _string(folder.path)
+        head = f"{kind} {where}"
     lines = []
     inner = indent + "  "
     free = open_setting(block)
     if free is not None:
         given = getattr(value, free[0].name)
-        lines += [f"{inner}{_free(name, each)}" for name, each in given.items()]
+        for name, each in given.items():
+            is_a = isinstance(each, Dimension)
+            lines.append(inner + (f"{name} in {each}" if is_a else f"{_label(name)} = {value_text(each)}"))
     for name, (attribute, meta) in settings_of(block).items():
         given = getattr(value, attribute.name)
         if meta.only and label is not None and getattr(value, label.name) not in meta.only:
@@ -73,14 +77,6 @@ def _block(kind: str, value: Any, indent: str = "", without: tuple[str, ...] = (
     if not lines:
         return head if label is not None else f"{head} {{}}"
     return "\n".join([f"{head} {{", *lines, f"{indent}}}"])
-
-
-def _free(name: str, value: Any) -> str:
-    return f"{name} in {value}" if isinstance(value, Dimension) else f"{_label(name)} = {value_text(value)}"
-
-
-def _folder(folder: ModelFolder) -> str:
-    return snapshot_text(folder.repo, folder.revision) if folder.repo else _string(folder.path)
 
 
 def tokenizer_text(source: str) -> str:

@@ -73,15 +73,20 @@ class Architecture:
     head: HeadKind = "vocabulary"
 
     @property
+    def has_logits(self) -> bool:
+        """True if the head gives logits of the next token; a reward head gives one number per sequence."""
+        return self.head == "vocabulary"
+
+    @property
     def head_module(self) -> str:
         """Module whose weight is the head."""
-        if self.head == "reward":
+        if not self.has_logits:
             return SCORE
         return EMBEDDING if self.tie_embeddings else HEAD
 
     @property
     def head_shape(self) -> tuple[int, int]:
-        return (1 if self.head == "reward" else self.vocab), self.dim
+        return (self.vocab if self.has_logits else 1), self.dim
 
     @property
     def head_parameter(self) -> "BlockParameter":
@@ -104,7 +109,7 @@ class Architecture:
     def head_products(self) -> int:
         """Weights of the head that each token is multiplied with, once more for each module that predicts further
         tokens; 0 for a reward head, which sees only the last token of a sequence."""
-        return 0 if self.head == "reward" else (1 + self.mtp) * self.vocab * self.dim
+        return (1 + self.mtp) * self.vocab * self.dim if self.has_logits else 0
 
     @property
     def further_layers(self) -> range:
@@ -190,7 +195,7 @@ class Architecture:
         numbers = attrs.asdict(self, filter=lambda attribute, _: attribute.name not in LEFT_OUT, recurse=False)
         rope = {"rope": scaled} if (scaled := self.rope.resolved()) else {}
         adapter = {} if self.adapter is None else {"adapter": self.adapter.to_json()}
-        head = {} if self.head == "vocabulary" else {"head": self.head}
+        head = {} if self.has_logits else {"head": self.head}
         return {**numbers, **rope, **self.own, **adapter, **head}
 
     @property

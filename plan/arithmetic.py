@@ -233,12 +233,9 @@ class Arithmetic:
         if self.budget_tokens is not None:
             return round(self.sizes.position(exact(fraction) * self.budget_tokens))
         if self.epochs is not None and self.epoch_rows is not None:
-            return round(self.rows_position(exact(fraction) * exact(self.epochs) * self.epoch_rows))
+            rows = exact(fraction) * exact(self.epochs) * self.epoch_rows  # of this data
+            return round(self.row_sizes.position(rows - self.done_rows + self.row_sizes.before(self.done_steps)))
         return round(self.steps * fraction)
-
-    def rows_position(self, rows: Fraction) -> Fraction:
-        """Return the number of steps after which `rows` rows of this data are taken (see `StepSizes.position`)."""
-        return self.row_sizes.position(rows - self.done_rows + self.row_sizes.before(self.done_steps))
 
     def steps_at_end(self, epochs: float) -> int | None:
         """Return how many of the last steps of the run make up `epochs` epochs; None until the data is counted."""

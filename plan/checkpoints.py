@@ -152,7 +152,7 @@ def origin_contents(plan: Plan, saved: Mapping[str, Any]) -> dict[str, Any]:
     drawn."""
     arch = plan.architecture.base
     model = saved.get("model", {})
-    if arch.head == "reward" and model.get("head") != "reward":
+    if not arch.has_logits and model.get("head") != "reward":
         arch = evolve(arch, head="vocabulary", tie_embeddings=model.get("tie_embeddings", False))
     whole = {tensor.name: list(tensor.shape) for tensor in parameters(arch)}
     contents = {name: value for name, value in checkpoint_contents(plan).items() if name != ADAPTER_ALONE}

@@ -178,7 +178,7 @@ def source_args(dataset: Dataset, seed: int, loss: Loss) -> dict[str, Any]:
         "kind": source.kind,
         "patterns": source.patterns_read(),
         "options": source.options(seed),
-        "reads": reads(dataset) | ({ENDED: True} if loss.head == "reward" and dataset.choices is None else {}),
+        "reads": reads(dataset) | ({ENDED: True} if not loss.of_logits and dataset.choices is None else {}),
     }
 
 
@@ -187,7 +187,7 @@ def reads(dataset: Dataset) -> dict[str, Any]:
     that is trained on."""
     if dataset.choices is not None:
         return {"form": "choices", **{name: getattr(dataset, name) for name in ("question", "choices", "answer")}}
-    beside = _beside(dataset)
+    beside = {name: value for name in BESIDE if (value := getattr(dataset, name))}
     if dataset.tokens is not None:
         return {"form": "tokens", "tokens": dataset.tokens, **beside}
     given = "auto" if dataset.template is AUTO else str(dataset.template)
@@ -236,11 +236,6 @@ BESIDE: Final = {
     "columns": Beside("numbers per token:", numbers=True),
     "values": Beside("numbers per record:", numbers=True),
 }
-
-
-def _beside(dataset: Dataset) -> dict[str, Any]:
-    """Return the settings of BESIDE that a spec has."""
-    return {name: value for name in BESIDE if (value := getattr(dataset, name))}
 
 
 def form_text(reads: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Parameter groups and tasks: parameters with an optimizer of their own, and several adapters over one model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any, Final
@@ -18,6 +18,7 @@ from xtrain.plan.parameters import Patterns, blocks_beyond, covers, frozen_names
 from xtrain.plan.plan import Plan
 
 CODE: Final = "X440"
+ArgumentsOf = Callable[[Optimizer], dict[str, Any]]
 
 
 # Elements that are converted to the update's format at once, if they are stored in another format.
@@ -353,3 +354,32 @@ def rows_at_once(shape: Sequence[int]) -> int:
     """Return how many rows, along the first dim, of a rank's piece of a parameter are updated at once if their numbers
     are converted to another format."""
     return max(1, ELEMENTS_AT_ONCE // max(1, prod(shape[1:])))
+
+
+def _group_args(spec: Spec, group: ParameterGroup, arguments_of: ArgumentsOf) -> dict[str, Any]:
+    """Return the JSON arguments of a group's node, without settings that it does not change.
+
+    lr_scale: factor on the learning rate of a step. own: the arguments of its own optimizer, whose `lr` is part of
+    `lr_scale`.
+    """
+    own = group.optimizer
+    scale = group.lr_scale if own is None else group.lr_scale * (own.lr / spec.optimizer.lr)
+    args: dict[str, Any] = {"pattern": group.name, **({"lr_scale": scale} if scale != 1.0 else {})}
+    if group.weight_decay is not None:
+        args["weight_decay"] = group.weight_decay
+    return args if own is None else {**args, "own": arguments_of(own)}
+
+
+def _task_args(spec: Spec, task: str, arguments_of: ArgumentsOf) -> dict[str, Any]:
+    """Return the JSON arguments of the node of a task's parameters, which form a group with an optimizer of their
+    own."""
+    own = optimizer_of(spec, task)
+    scale = own.lr / spec.optimizer.lr
+    return {"task": task, **({"lr_scale": scale} if scale != 1.0 else {}), "own": arguments_of(own)}
+
+
+def parameter_groups(spec: Spec, arguments_of: ArgumentsOf) -> ParameterGroups:
+    """Return the groups of a spec. arguments_of: JSON arguments of an optimizer's node."""
+    groups = [_group_args(spec, each, arguments_of) for each in spec.groups.values()]
+    tasks = [_task_args(spec, task, arguments_of) for task in spec.tasks]
+    return ParameterGroups(arguments_of(spec.optimizer), (*groups, *tasks))

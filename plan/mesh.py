@@ -278,7 +278,7 @@ def _cuts(plan: Plan) -> Cuts:
         tp=tensor.get("size", 1),
         fsdp=prod(plan.mesh.size(axis) for axis in _shard_axes(plan)) if sharded else 1,
         ep=plan.args("setup.parallel.ep").get("size", 1),
-        ep_fsdp=_expert_size(plan.mesh, "ep_fsdp") if experts else 1,
+        ep_fsdp=next(axis.size for axis in plan.mesh.expert_axes if axis.name == "ep_fsdp") if experts else 1,
         expert_dimension=experts.get("dimension", 0),
         rules=tuple((rule["pattern"], rule["style"]) for rule in tensor.get("rules", ())),
         base=base_of_plan(plan),
@@ -303,10 +303,6 @@ def _place(plan: Plan, rank: int) -> CutPlace:
 
 def _shard_axes(plan: Plan) -> list[str]:
     return plan.node("setup.mesh").args["shard_axes"]
-
-
-def _expert_size(mesh: Mesh, name: str) -> int:
-    return next(axis.size for axis in mesh.expert_axes if axis.name == name)
 
 
 # Minimum elements that a rank takes at a time, so that a call is worth its latency. At most this many and one more

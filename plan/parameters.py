@@ -258,7 +258,7 @@ def frozen_names(arch: Architecture, patterns: Sequence[str]) -> frozenset[str]:
     """Return the parameters that are not trained: parameters that patterns match. With an adapter: the whole model,
     except a reward head and the parts that `train` of the adapter names, and the adapter's stored initial values."""
     if (adapter := arch.adapter) is not None:
-        trained = (*adapter.train, *((SCORE,) if arch.head == "reward" else ()))
+        trained = (*adapter.train, *((SCORE,) if not arch.has_logits else ()))
         own = (tensor.name for tensor in parameters(arch) if not tensor.adapter)
         kept = Patterns(trained)
         model = (name for name in own if not kept.of(name))
@@ -340,7 +340,7 @@ def all_matrices(arch: Architecture) -> list[tuple[int | None, BlockParameter]]:
     head is None."""
     found = {layer: tuple(matrices_of(kind.block, arch)) for kind in arch.base.kinds for layer in kind.layers}
     of_blocks = [(layer, matrix) for layer in sorted(found) for matrix in found[layer]]
-    return [*of_blocks, *([(None, arch.head_parameter)] if arch.head == "vocabulary" else [])]
+    return [*of_blocks, *([(None, arch.head_parameter)] if arch.has_logits else [])]
 
 
 def name_of(layer: int | None, name: str) -> str:

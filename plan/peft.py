@@ -373,7 +373,7 @@ def peft_config(
         "modules_to_save": list(full) or None,
         "peft_type": "LORA",
         "target_modules": _target_modules(arch, names, adapted),
-        "task_type": "CAUSAL_LM" if arch.head == "vocabulary" else "SEQ_CLS",
+        "task_type": "CAUSAL_LM" if arch.has_logits else "SEQ_CLS",
         **adapter_keys(matrices),
     }
 

@@ -1,18 +1,14 @@
-"""`Resolved`: a spec with every choice made, from which all parts of a plan are derived.
-
-Pointwise kernels: `plain` runs torch's operations one after the other; `fused` makes one pass over the rows for each,
-compiled by numba (`runtime/nn/fused_kernels.py`), in a fifth to a half of the time on a CPU.
-"""
+"""`Resolved`: a spec with every choice made, from which all parts of a plan are derived."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from math import ceil, prod
-from typing import Any, Final, Protocol, cast
+from typing import Any, Protocol, cast
 
 from attrs import evolve, field, frozen
 
 from xtrain.dsl.schema.data_components import row_link
-from xtrain.dsl.schema.optimizers import Optimizer, ParameterGroup, StateTensor
+from xtrain.dsl.schema.optimizers import Optimizer, StateTensor
 from xtrain.dsl.schema.parallel import Activation, Parallel, Stack
 from xtrain.dsl.schema.precision import Fp8, Precision
 from xtrain.dsl.schema.setting import Auto
@@ -20,8 +16,7 @@ from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import EMBEDDING, Architecture, LayerKind, ParameterSpec, name_in_block
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.estimates import Parameters
-from xtrain.plan.groups import ParameterGroups, optimizer_of
-from xtrain.plan.hardware import EXACT, HIGHEST, plain_kernels
+from xtrain.plan.groups import ParameterGroups, parameter_groups
 from xtrain.plan.mesh import Cuts, Layout, device_kind, mesh_of_group, shard_axes
 from xtrain.plan.parameters import (
     Layers,
@@ -37,16 +32,6 @@ from xtrain.plan.pipeline import Pipeline, StageAssignment, by_coordinate
 from xtrain.plan.plan import Mesh, PlanPhase
 from xtrain.plan.weight_files import WeightFiles
 from xtrain.text.units import BYTES
-
-# Row lengths for which blocks take 0.5 to 0.8 of the time of torch's kernel on a CPU (docs/performance.md).
-SHORTEST, LONGEST = 128, 512
-
-
-def pointwise_kernels(resolved: "Resolved") -> dict[str, str]:
-    """Return device type → `plain` or `fused`: numba has no bf16, and the compiler fuses compiled code itself."""
-    ours = "code" not in resolved.architecture.own
-    fused = ours and resolved.formats.compute in EXACT and resolved.spec.compile.mode == "none"
-    return {"cpu": "fused" if fused else "plain", "cuda": "plain"}
 
 
 @frozen(kw_only=True)
@@ -97,30 +82,6 @@ SMALL_PRODUCT = 4 * 2**20
 SMALL_HEAD = 64 * 2**20
 
 
-def resolve_save(resolved: "Resolved") -> tuple[str, ...]:
-    """Return the operations whose results selective recomputation keeps."""
-    save = resolved.spec.activation.save
-    if not isinstance(save, Auto):
-        return save
-    attention = () if hides_attention(resolved) else ("attention",)
-    exchanged = ("all_to_all",) if exchanges(resolved.spec, resolved.layout) else ()
-    summed = ("reduce_scatter",) if sums_positions(resolved.spec, resolved.layout) else ()
-    return ("matmul", *attention, *exchanged, *summed)
-
-
-def hides_attention(resolved: "Resolved") -> bool:
-    """Return True if attention may run as a separately compiled function, whose results selective recomputation cannot
-    keep.
-
-    So does flex, the kernel of cuda, unless whole blocks are compiled. Blocks with experts, or with feed-forward layers
-    in pieces, are compiled in parts.
-    """
-    spec = resolved.spec
-    compiled, in_parts = spec.compile.mode != "none", spec.model.experts > 0 or spec.activation.tile_mlp != 1
-    flex = device_kind(spec) != "cpu" and attention_kernels(resolved)["cuda"] == "flex"
-    return in_parts if compiled else flex
-
-
 def resolve_tile(activation: Activation, dim: int, positions: int) -> int | None:
     """Return the positions of a piece of the feed-forward layers, out of `positions` on a rank; None: they are not cut.
 
@@ -140,15 +101,6 @@ def exchanges(spec: Spec, layout: Layout) -> bool:
 def sums_positions(spec: Spec, layout: Layout) -> bool:
     """Return True if tensor parallelism sums results of matrices by a reduce-scatter over positions."""
     return layout.size("tp") > 1 and spec.parallel.tp.sequence
-
-
-def compiles_loss(resolved: "Resolved") -> bool:
-    """Return True if the cross-entropy of a piece of logits is compiled on CUDA: each rank has all logits of a token,
-    and nothing else is read from them."""
-    spec, ends = resolved.spec, resolved.architecture.ends
-    plain = spec.loss.plain and resolved.architecture.head == "vocabulary" and ends.logit_cap is None
-    compiled = spec.compile.mode != "none" and device_kind(spec) != "cpu"
-    return compiled and plain and resolved.size("tp") == 1
 
 
 @frozen
@@ -214,7 +166,7 @@ class Resolved:
     @cached_property
     def groups(self) -> ParameterGroups:
         """Assignment of parameters to optimizers."""
-        return ParameterGroups(arguments_of(self.spec.optimizer, self), all_group_args(self))
+        return parameter_groups(self.spec, lambda optimizer: arguments_of(optimizer, self))
 
     def moments(self, parameter: ParameterSpec) -> tuple[StateTensor, ...]:
         """Return the tensors that the optimizer keeps for a parameter."""
@@ -470,67 +422,6 @@ class Resolved:
         """Return axes with their sizes: `fsdp=64`, `fsdp=8 · ulysses=2`."""
         sizes = {axis.name: axis.size for axis in (*self.layout.mesh.axes, *self.layout.mesh.expert_axes)}
         return " · ".join(f"{axis}={sizes[axis]}" for axis in axes)
-
-
-CODE: Final = "transformers"  # attention as the code of a model computes it
-
-
-def attention_kernels(resolved: "Resolved") -> dict[str, str]:
-    """Return device type → kernel. HIGHEST is added where the machine's value of `matmul` decides."""
-    kernel = resolved.spec.model.attention
-    code = resolved.architecture.own.get("code")
-    if code is not None and not code["attention"]:
-        return {"cpu": CODE, "cuda": CODE}
-    if kernel != "auto":
-        return {"cpu": str(kernel), "cuda": str(kernel)}
-    plain = plain_kernels(resolved.architecture.head_dim)
-    if not in_blocks(resolved):
-        return plain
-    undecided = resolved.spec.precision.matmul == "auto" and resolved.formats.compute == "fp32"
-    return {**plain, "cpu": "blocks", **({HIGHEST: plain["cpu"]} if undecided else {})}
-
-
-def in_blocks(resolved: "Resolved") -> bool:
-    """Return True if attention in blocks is fastest on a CPU. A ring has its own kernel, and compiled code keeps
-    torch's. So do fp32 products at their highest precision, where blocks take up to 1.8 times as long as torch's
-    kernel."""
-    return (
-        SHORTEST <= resolved.batch.sequence <= LONGEST
-        and resolved.formats.compute in EXACT
-        and not (resolved.formats.compute == "fp32" and resolved.spec.precision.matmul == "highest")
-        and not resolved.small_products
-        and resolved.size("ring") == 1
-        and resolved.spec.compile.mode == "none"
-    )
-
-
-def all_group_args(resolved: "Resolved") -> tuple[dict[str, Any], ...]:
-    """Return the JSON arguments of all groups' nodes. The parameters of each task form a group with an optimizer of its
-    own."""
-    spec = resolved.spec
-    groups = (group_args(resolved, each) for each in spec.groups.values())
-    return (*groups, *(task_args(resolved, task) for task in spec.tasks))
-
-
-def task_args(resolved: "Resolved", task: str) -> dict[str, Any]:
-    """Return the JSON arguments of the node of a task's parameters."""
-    own = optimizer_of(resolved.spec, task)
-    scale = own.lr / resolved.spec.optimizer.lr
-    return {"task": task, **({"lr_scale": scale} if scale != 1.0 else {}), "own": arguments_of(own, resolved)}
-
-
-def group_args(resolved: "Resolved", group: ParameterGroup) -> dict[str, Any]:
-    """Return the JSON arguments of a group's node, without settings that it does not change.
-
-    lr_scale: factor on the learning rate of a step. own: the arguments of its own optimizer, whose `lr` is part of
-    `lr_scale`.
-    """
-    own = group.optimizer
-    scale = group.lr_scale if own is None else group.lr_scale * (own.lr / resolved.spec.optimizer.lr)
-    args: dict[str, Any] = {"pattern": group.name, **({"lr_scale": scale} if scale != 1.0 else {})}
-    if group.weight_decay is not None:
-        args["weight_decay"] = group.weight_decay
-    return args if own is None else {**args, "own": arguments_of(own, resolved)}
 
 
 class _ResolvingOptimizer(Protocol):

@@ -277,15 +277,21 @@ def _unrecorded(plan: Plan, tick: PlanTick) -> int | None:
     return min(known) if known and len(known) == len(before) and not tick.stop else None
 
 
-def known_rate(plan: Plan) -> dict[str, Any]:
-    """Return the arguments of the learning rate with everything known about them."""
-    return counted_rate(plan.node("setup.scheduler").args, known_arithmetic(plan))
-
-
 def as_known(plan: Plan) -> Plan:
     """Return the plan as pages show it: timeline and learning rate with everything known about them."""
-    nodes = tuple(evolve(node, args=known_rate(plan)) if node.op == "setup.scheduler" else node for node in plan.nodes)
-    return plan if plan.counted is None else evolve(plan, timeline=known_timeline(plan), nodes=nodes)
+    return (
+        plan
+        if plan.counted is None
+        else _with_rate(evolve(plan, timeline=known_timeline(plan)), known_arithmetic(plan))
+    )
+
+
+def _with_rate(plan: Plan, batch: Arithmetic) -> Plan:
+    """Return the plan with everything that `batch` knows about the learning rate."""
+    rate = counted_rate(plan.node("setup.scheduler").args, batch)
+    return evolve(
+        plan, nodes=tuple(evolve(node, args=rate) if node.op == "setup.scheduler" else node for node in plan.nodes)
+    )
 
 
 def counted_timeline(timeline: Timeline, batch: Arithmetic, rows: Mapping[str, int]) -> Timeline:
@@ -304,11 +310,9 @@ def resumed_plan(plan: Plan, past: StepSizes, step: int) -> tuple[Plan, Arithmet
     earlier rows are assumed to be of this data.
     """
     batch = known_arithmetic(plan).resumed(past, step, past.before(step))
-    rate = counted_rate(plan.node("setup.scheduler").args, batch)
-    nodes = tuple(evolve(node, args=rate) if node.op == "setup.scheduler" else node for node in plan.nodes)
     rows = {} if plan.counted is None else plan.counted.rows
     timeline = counted_timeline(plan.timeline, batch, rows) if rows else _with_steps(plan.timeline, batch)
-    return evolve(plan, timeline=timeline, nodes=nodes, counted=None), batch
+    return evolve(_with_rate(plan, batch), timeline=timeline, counted=None), batch
 
 
 def _with_steps(timeline: Timeline, batch: Arithmetic) -> Timeline:

@@ -55,13 +55,9 @@ def changed_values(a: Plan, b: Plan) -> tuple[ValueChange, ...]:
     changes = [
         ValueChange(group=group_of(path), path=path, before=before.get(path), after=after.get(path))
         for path in {**before, **after}
-        if not _same(before.get(path), after.get(path))
+        if path not in before or path not in after or before[path].value != after[path].value
     ]
     return tuple(sorted(changes, key=lambda change: GROUPS.index(change.group)))
-
-
-def _same(one: Provenance | None, other: Provenance | None) -> bool:
-    return one is not None and other is not None and one.value == other.value
 
 
 def _values(plan: Plan) -> dict[str, Provenance]:

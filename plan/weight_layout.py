@@ -37,7 +37,7 @@ def has_rewards(arch: Architecture, files: WeightFiles) -> bool:
 
 def draws_head(arch: Architecture, files: WeightFiles) -> bool:
     """Return True if the model has a reward head and its folder (of a language model) does not."""
-    return arch.head == "reward" and not has_rewards(arch, files)
+    return not arch.has_logits and not has_rewards(arch, files)
 
 
 @frozen
@@ -82,7 +82,7 @@ def assign(arch: Architecture, files: WeightFiles, *, grows: bool = False) -> As
     twin = own.get(HEAD_WEIGHT, "") if arch.tie_embeddings else ""
     if twin and EMBEDDING_WEIGHT in found:
         used[twin] = found[EMBEDDING_WEIGHT][0].shape
-    unused = {own[HEAD_WEIGHT]} if arch.head == "reward" and HEAD_WEIGHT in own else set[str]()
+    unused = {own[HEAD_WEIGHT]} if not arch.has_logits and HEAD_WEIGHT in own else set[str]()
     surplus = [
         name
         for name in files.tensors
@@ -280,7 +280,7 @@ class ConfigValues:
 def _rewards(arch: Architecture, values: ConfigValues, pad: int | None = None) -> dict[str, Any]:
     """Return the keys of a reward head. Rewards are read at the last token that is not padding, `pad`, so the padding
     must differ from the token that ends texts; the token that begins them then replaces it."""
-    if arch.head == "vocabulary":
+    if arch.has_logits:
         return {}
     if pad in (None, values.end):
         pad = values.begin if values.begin != values.end else None
@@ -453,7 +453,7 @@ def _context(arch: Architecture, rows: int) -> int:
 
 def _value(arch: Architecture, setting: str) -> Any:
     """Return the value of a setting as JSON; an architecture omits defaults of settings that were added later."""
-    values, name = arch.to_json(), _field(setting)
+    values, name = arch.to_json(), setting.replace(".", "_")  # settings of `router { … }` are fields too
     if name in values:
         return values[name]
     default = settings_of(FAMILIES[arch.family])[setting][0].default
@@ -471,8 +471,3 @@ def _content(key: ConfigKey, value: Any, settings: Mapping[str, Any]) -> Any:
     if key.writes is not None:
         return key.writes(settings)
     return value if key.write is None else key.write(value, settings["layers"])
-
-
-def _field(setting: str) -> str:
-    """Return the field of an architecture for a setting; settings of `router { … }` are fields too."""
-    return setting.replace(".", "_")

@@ -227,7 +227,9 @@ class _Compiling:
             return CompiledSweep(None, self.diagnostics)
         trials_of = Trials(self.sweep, base.plan, self.path, self.sets, self.world, self.count)
         points = self.sweep.method.points(self.sweep.over, self.sweep.count)
-        tried = [] if not self._goes_beyond(points) else corners(self.sweep.over)
+        # Without points, or with points that follow from results, there are or may be trials that are still unknown.
+        unknown = not self.sweep.method.everything and (self.sweep.method.suggests or not points)
+        tried = corners(self.sweep.over) if unknown else []
         trials, plans = self._compiled(trials_of, points, tried)
         if not self.diagnostics.has_errors:
             found = Findings(self.spec)
@@ -236,10 +238,6 @@ class _Compiling:
         if self.diagnostics.has_errors:
             return CompiledSweep(None, self.diagnostics)
         return CompiledSweep(trials_of.plan(trials, plans), self.diagnostics)
-
-    def _goes_beyond(self, points: Sequence[Point]) -> bool:
-        """Return True if there are, or may be, trials that are still unknown."""
-        return not self.sweep.method.everything and (self.sweep.method.suggests or not points)
 
     def _compiled(
         self, trials_of: "Trials", points: Sequence[Point], tried: Sequence[Point]

@@ -92,7 +92,7 @@ class Generate(PlannedAction):
     def faults(self, event: str, arch: Architecture, base: Base) -> dict[str, tuple[str, str, str]]:
         from xtrain.plan.groups import unfit_task
 
-        if arch.head == "reward":
+        if not arch.has_logits:
             return {"": ("X442", *NO_TEXTS)}
         unfit = unfit_task(arch, self.task)
         return {} if unfit is None else {"task" if self.task else "": ("X440", *unfit)}

@@ -199,12 +199,6 @@ def _source_of(path: str) -> str:
     return max((len(end), name) for name, source in SOURCES.items() for end in source.ends if end in path)[1]
 
 
-def convert_links(item: Any, values: tuple[Value, ...], context: Context, around: Converter) -> Any:
-    """Convert the links of a chain; report every mistake in them."""
-    found = [around.convert(item, value, context) for value in values]
-    return FAILED if any(link is FAILED for link in found) else tuple(found)
-
-
 def _forms(names: Registry) -> list[str]:
     return [_form(names, name) for name in names]
 
@@ -363,7 +357,9 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     # Besides its words the setting may take any quoted text.
     other_text = isinstance(data, str) and str in parts and data not in choices_of(words)
     # Besides its words it may take a number, which an unknown name may stand for.
-    named = isinstance(data, Word) and {int, float} & {*parts} and not _is_near(data.text, choices_of(words))
+    choices = choices_of(words)
+    known = isinstance(data, Word) and (data.text in choices or closest(data.text, choices) is not None)
+    named = isinstance(data, Word) and bool({int, float} & {*parts}) and not known
     if words is not None and (len(parts) == 1 or (isinstance(data, Word | str) and not other_text and not named)):
         return _word(words, value, context)
     plain = str if isinstance(data, EnvText) else type(data)
@@ -385,10 +381,6 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     return _scalar(kind, annotation, value, context, around)
 
 
-def _is_near(text: str, choices: tuple[str, ...]) -> bool:
-    return text in choices or closest(text, choices) is not None
-
-
 def _word(kind: Any, value: Value, context: Context) -> str:
     """Return one of the fixed words of a `Literal`, written as a name, a string or a constant."""
     data = value.data
@@ -406,10 +398,13 @@ def _items(item: Any, annotation: Any, value: Value, context: Context, around: C
     data = value.data
     if is_call(item):
         links = data.values if isinstance(data, Links) else (value,)
-        return convert_links(item, links, context, around)
+        found = [around.convert(item, value, context) for value in links]
+        return FAILED if any(link is FAILED for link in found) else tuple(found)
     if not isinstance(data, Items):
         raise list_mismatch(item, annotation, value, context)
-    found = [convert(item, each, _element(context), around) for each in data.values]
+    meta = Setting(doc=context.meta.doc)  # without the check, which is for the list as a whole
+    element = Context(context.name, context.kind, context.block, meta, is_element=True)
+    found = [convert(item, each, element, around) for each in data.values]
     return FAILED if any(each is FAILED for each in found) else tuple(found)
 
 
@@ -424,11 +419,6 @@ def _entries(kind: Any, annotation: Any, value: Value, context: Context, around:
         for name, each in data.entries.items()
     }
     return FAILED if any(each is FAILED for each in found.values()) else found
-
-
-def _element(context: Context) -> Context:
-    """Return the context of one element of a list, without the check, which is for the list as a whole."""
-    return Context(context.name, context.kind, context.block, Setting(doc=context.meta.doc), is_element=True)
 
 
 def _quantity(value: Value, context: Context) -> Quantity:

@@ -37,7 +37,6 @@ from xtrain.dsl.schema.model_config import (
     ConfigKey,
     LocalRope,
     ModelConfig,
-    Only,
     Rope,
     WrongKey,
     is_metadata,
@@ -62,7 +61,8 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
         return None
     try:
         folder = _located(label, diagnostics)
-        found = None if folder is None else family_of(folder, label.span, diagnostics, _chosen_code(section))
+        chosen = FAMILIES.unlisted if "code" in section.entries else ""
+        found = None if folder is None else family_of(folder, label.span, diagnostics, chosen)
     except ConfigUnreadable as problem:
         diagnostics.error("X520", str(problem), label.span, hint=problem.hint, notes=label.notes)
         folder = found = None
@@ -88,11 +88,6 @@ def _without_family(section: Section, label: Value) -> None:
     """Mark a section whose family is unknown; its other settings need no errors."""
     section.labels, section.broken = [Label(Value(FAILED, label.span))], True
     section.entries.pop("code", None)  # which only the family of all other types has
-
-
-def _chosen_code(section: Section) -> str:
-    """Return the family whose code the section chooses; empty if it chooses none."""
-    return FAMILIES.unlisted if "code" in section.entries else ""
 
 
 def settings_in_folder(folder: str, *, code: bool = False) -> tuple[dict[str, Any], Diagnostics]:
@@ -221,7 +216,7 @@ class _Reading:
                 continue
             only = config.only.get(name, USUAL.get(name))
             if only is not None and not only(entry.value):
-                self._refuse(name, entry, _wanted(only))
+                self._refuse(name, entry, only.words or " or ".join(map(json.dumps, only.values)))
             elif only is None and entry.value is not None:
                 self._unknown(name, entry)
 
@@ -472,7 +467,3 @@ def _agree(written: Value, theirs: Value) -> bool:
         return ours is other
     same_kind = (is_number(ours) and is_number(other)) or type(ours) is type(other)
     return not same_kind or ours == other
-
-
-def _wanted(only: Only) -> str:
-    return only.words or " or ".join(json.dumps(value) for value in only.values)

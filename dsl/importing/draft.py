@@ -90,7 +90,7 @@ class Draft:
                 value = float(value)
             except ValueError:
                 value = None
-        if value is None or isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+        if value is None or isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:
             if self.has(key):
                 self.missing(key, "it is not a number")
             return default
@@ -370,10 +370,6 @@ class Draft:
     def counts(self) -> Counter[Fate]:
         """Return how many keys each class has."""
         return Counter(account.fate for account in self.accounts())
-
-
-def _is_finite(value: float) -> bool:
-    return -(2**63) < value < 2**63
 
 
 def _key(account: Account) -> str:

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.optimizers import OF_STEP, Optimizer
-from xtrain.dsl.schema.setting import Auto, Role, TextCheck, file_path, is_unspoken, label, setting, settings_of
+from xtrain.dsl.schema.setting import Auto, Role, TextCheck, file_path, is_unspoken, label, setting, settings_of, unless
 
 DROPOUT_CHUNK: Final = 2**20  # input elements per dropout draw
 ADAPTERS: Final = Registry["Adapter"](
@@ -152,12 +152,11 @@ def adapter_of(content: Mapping[str, Any]) -> Adapter:
 _SHARED: Final = tuple(name for name in OF_STEP if name != "clip")
 
 
-def _problem(text: str) -> str | None:
-    return None if re.fullmatch(r"[A-Za-z_]\w*", text, re.ASCII) else "must be letters, digits and `_`"
-
-
 part_of_names: Final = TextCheck(
-    "letters, digits and `_`", "write one word, such as `sql`", r"^[A-Za-z_][A-Za-z0-9_]*$", _problem
+    "letters, digits and `_`",
+    "write one word, such as `sql`",
+    r"^[A-Za-z_][A-Za-z0-9_]*$",
+    unless(re.compile(r"[A-Za-z_]\w*", re.ASCII), "must be letters, digits and `_`"),
 )
 
 

@@ -335,7 +335,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
                 said.setdefault(attribute.name, []).append((attribute, meta))
         found = {}
         for name, each in said.items():
-            attribute, meta = max(each, key=lambda one: sum(_same_setting(one, other) for other in each))
+            alike = [[one[1] == other[1] and one[0].default == other[0].default for other in each] for one in each]
+            attribute, meta = each[max(range(len(each)), key=lambda place: sum(alike[place]))]
             everywhere = len(owners[name]) == len(self)
             only = () if everywhere else tuple(owners[name])
             by_all = len(needed.get(name, ())) == len(self)
@@ -395,10 +396,6 @@ def _is_importing() -> bool:
     root = PACKAGE.partition(".")[0]
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(f"{root}.")]
     return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in modules)
-
-
-def _same_setting(one: tuple[attrs.Attribute, Setting], other: tuple[attrs.Attribute, Setting]) -> bool:
-    return one[1] == other[1] and one[0].default == other[0].default
 
 
 def registry_of(block: type) -> "Registry[Any] | None":

@@ -101,6 +101,11 @@ class Loss(Component):
     """Column that it reads only with certain settings → these settings, as a spec writes them."""
 
     @property
+    def of_logits(self) -> bool:
+        """True if it is computed from logits of the next token."""
+        return self.head == "vocabulary"
+
+    @property
     def plain(self) -> bool:
         """True if it is the plain cross-entropy of each token, which the model computes itself: a plan has no node for
         it."""

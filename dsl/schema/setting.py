@@ -48,49 +48,40 @@ def _problem_of_name(text: str) -> str | None:
     return f"must have at most {LONGEST} bytes, not {size:,}" if size > LONGEST else None
 
 
-def _problem_of_path(text: str) -> str | None:
-    return "must be a path, which cannot contain U+0000" if "\0" in text else None
-
-
 def _problem_of_line(text: str) -> str | None:
     if sign := _CONTROL.search(text):
         return f"must be one line, but contains U+{ord(sign[0]):04X}"
     return None if text.strip() else "must not be empty"
 
 
-def _problem_of_variable(text: str) -> str | None:
-    named = _VARIABLE.fullmatch(text)
-    return None if named else "must be the name of an environment variable, consisting of letters, digits and `_`"
-
-
-def _problem_of_host(text: str) -> str | None:
-    return None if _HOST.fullmatch(text) else "must be a name or an address, without a port"
-
-
-def _problem_of_origin(text: str) -> str | None:
-    return None if _ORIGIN.fullmatch(text) else "must be the origin of a web page: scheme, host and port"
+def unless(pattern: re.Pattern[str], problem: str) -> Callable[[str], str | None]:
+    """Return a function that gives the problem of a text which the whole pattern does not match."""
+    return lambda text: None if pattern.fullmatch(text) else problem
 
 
 file_name: Final = TextCheck("a name, not a path", "write one name, such as `mine`", r"^[^/\\]+$", _problem_of_name)
-file_path: Final = TextCheck("", None, "", _problem_of_path)
+file_path: Final = TextCheck("", None, "", unless(re.compile("[^\0]*"), "must be a path, which cannot contain U+0000"))
 variable_name: Final = TextCheck(
     "the name of an environment variable",
     "write a name, such as `XTRAIN_KEY`, and set that variable in the environment",
     f"^{_VARIABLE.pattern}$",
-    _problem_of_variable,
+    unless(_VARIABLE, "must be the name of an environment variable, consisting of letters, digits and `_`"),
 )
 some_text: Final = TextCheck(
     "not empty", "write a text, or remove it", "", lambda text: None if text else "must not be empty"
 )
 one_line: Final = TextCheck("one line, not empty", "write a text, or remove it", "", _problem_of_line)
 host_name: Final = TextCheck(
-    "a name or an address, without a port", 'write it as clients do, such as `"gpu1.lab"`', "", _problem_of_host
+    "a name or an address, without a port",
+    'write it as clients do, such as `"gpu1.lab"`',
+    "",
+    unless(_HOST, "must be a name or an address, without a port"),
 )
 web_origin: Final = TextCheck(
     "the origin of a web page",
     'write it as browsers do, in lower case and without a path, such as `"https://lab.example"`',
     f"^{_ORIGIN.pattern}$",
-    _problem_of_origin,
+    unless(_ORIGIN, "must be the origin of a web page: scheme, host and port"),
 )
 
 

@@ -17,9 +17,10 @@ from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.plan.architecture import block_parameters, expert_widths, name_in_block
 from xtrain.plan.estimates import Hardware
+from xtrain.plan.kernels import attention_kernels, pointwise_kernels
 from xtrain.plan.mesh import device_kind
 from xtrain.plan.parameters import block_tensors
-from xtrain.plan.resolved import Resolved, TrainedKind, attention_kernels, pointwise_kernels
+from xtrain.plan.resolved import Resolved, TrainedKind
 from xtrain.text.units import BYTES
 
 GROUPED = (9, 10)  # CUDA capabilities for which torch has grouped-product kernels

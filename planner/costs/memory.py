@@ -16,9 +16,10 @@ from xtrain.contracts.component import planned
 from xtrain.contracts.stacks import OwnedBytes, stack_of
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.estimates import Hardware, Memory
+from xtrain.plan.kernels import resolve_save
 from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import Kind, PipelineAction, end_names, order
-from xtrain.plan.resolved import Resolved, resolve_save
+from xtrain.plan.resolved import Resolved
 from xtrain.planner.costs.block_trace import block_trace, local_of
 from xtrain.planner.derive.further_models import replayed_bytes, sampling_bytes, scorer_bytes
 from xtrain.planner.derive.model import kept_tensors

@@ -215,7 +215,7 @@ def _ends(calls: CollectiveCounts, resolved: Resolved, stage: StageCosts, count:
         calls.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
         if tensor.sequence and stage.ends.embedding:
             calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
-    if stage.predicts and resolved.architecture.head == "vocabulary":
+    if stage.predicts and resolved.architecture.has_logits:
         count *= 1 + stage.further
         if tensor.sequence:
             calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
@@ -261,7 +261,7 @@ def _teacher(calls: CollectiveCounts, resolved: Resolved, stage: StageCosts, cou
 def _sequences(calls: CollectiveCounts, resolved: Resolved, stage: StageCosts, count: int) -> None:
     """Add the sums over the tokens of each sequence, if ranks hold parts of it, and rewards of its last token. Each row
     is counted as one document."""
-    loss, rewards = resolved.spec.loss, resolved.architecture.head == "reward"
+    loss, rewards = resolved.spec.loss, not resolved.architecture.has_logits
     if not stage.predicts or not (loss.across or rewards):
         return
     size = (1 if rewards else loss.summed) * resolved.batch.micro * FP64

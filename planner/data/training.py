@@ -188,7 +188,7 @@ LossProblem = tuple[str, str, str]
 def check_reads(spec: Spec, trained: set[str], evaluated: set[str], found: Findings) -> None:
     """Check that every training dataset has the fields that the loss reads. Evaluations of other datasets only need the
     cross-entropy, which a reward model does not have. Numbers that the loss does not read are reported as unused."""
-    rewards = spec.loss.head == "reward"
+    rewards = not spec.loss.of_logits
     if rewards:
         _check_rewards(spec, evaluated, found)
     if spec.loss.mismatched:

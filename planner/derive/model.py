@@ -148,7 +148,7 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
         values["head_dim"] = _head_dim(spec, reasons, found)
     values["vocab"] = _vocab(spec, reasons, found)
     values["layers"] += values.get("mtp", 0)
-    if spec.loss.head == "reward":
+    if not spec.loss.of_logits:
         values |= {"head": "reward", "tie_embeddings": False}
     architecture = Architecture.from_values({"family": spec.model.family, **values})
     composed = planned(spec.model, PlannedModel).composed(
@@ -231,7 +231,7 @@ def _weights(spec: Spec, architecture: Architecture, found: Findings) -> WeightF
     except ValueError as problem:
         message = f"the weights of {spec.model.folder} do not fit the model: {problem}"
         hint = "use weights and config.json of one model"
-        if architecture.head == "vocabulary" and has_rewards(architecture, files):
+        if architecture.has_logits and has_rewards(architecture, files):
             hint = "it is a reward model: choose a reward loss, such as bradley_terry"
         found.fail(rule, "X524", path, message, hint)
         return None

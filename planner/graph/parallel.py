@@ -6,10 +6,11 @@ from xtrain.contracts.stacks import stack_of
 from xtrain.plan.architecture import EMBEDDING, HEAD, expert_module
 from xtrain.plan.canonical import portable
 from xtrain.plan.graph import ORDER, Builder, learns, resumes, rounds, stays
+from xtrain.plan.kernels import attention_kernels
 from xtrain.plan.mesh import AXES, tensor_rules
 from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import end_names
-from xtrain.plan.resolved import Resolved, attention_kernels
+from xtrain.plan.resolved import Resolved
 from xtrain.text.units import BYTES, bytes_text, count_text, plural
 
 BLOCKS: Final = "layers.*"

@@ -14,8 +14,9 @@ from xtrain.dsl.schema.setting import Auto, is_unspoken, open_setting, settings_
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.data import reads, resolve_chain
+from xtrain.plan.kernels import resolve_save
 from xtrain.plan.plan import Provenance
-from xtrain.plan.resolved import SMALL_HEAD, SMALL_PRODUCT, Resolved, resolve_align, resolve_save
+from xtrain.plan.resolved import SMALL_HEAD, SMALL_PRODUCT, Resolved, resolve_align
 from xtrain.plan.views import spell
 from xtrain.planner.graph.timeline import Schedule, alert_reasons
 from xtrain.text.units import bytes_text, plural

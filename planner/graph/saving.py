@@ -284,7 +284,7 @@ def add_pretrained(graph: Builder, resolved: Resolved, last: str) -> str:
     if path is None:
         return last
     does = f"start from the weights of {path}; a resumed run reads its own checkpoint instead"
-    does += "; a reward head missing there keeps its initial values" if resolved.architecture.head == "reward" else ""
+    does += "; a reward head missing there keeps its initial values" if not resolved.architecture.has_logits else ""
     return graph.add("setup", "setup.pretrained", does, args={"path": portable(path)}, after=((last, "model"),))
 
 

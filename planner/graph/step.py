@@ -204,7 +204,8 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     hooks("after_backward")
     if spec.tasks:
         policy, own = on_nan(spec), clip_args(spec)
-        does = f"gradients of each task, over its own tokens and with its own norm: {_task_text(own)}"
+        clips = ", ".join(f"{name} {_clip_text(args)}" for name, args in own.items())
+        does = f"gradients of each task, over its own tokens and with its own norm: {clips}"
         if policy.bears:
             does += "; a task without a token, or with a loss or norm that is not finite, skips the step"
         then("step.task_gradients", does, {"tasks": own, "limit": policy.limit}, everyone)
@@ -240,10 +241,6 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     if keeps:
         then("step.let_go", "release the rows of the step")
     return last
-
-
-def _task_text(tasks: Mapping[str, Mapping[str, Any]]) -> str:
-    return ", ".join(f"{name} {_clip_text(args)}" for name, args in tasks.items())
 
 
 def _clip_text(args: Mapping[str, Any]) -> str:

@@ -209,7 +209,7 @@ def in_order(ticks: Iterable[Tick]) -> list[Tick]:
     found = [evolve(tick, actions=_records_first(tick.actions)) for tick in ticks]
     if sum(map(_saves, found)) > 1:
         found = [part for tick in found for part in (_parts(tick) if _saves(tick) else (tick,))]
-    return sorted(found, key=_turn)
+    return sorted(found, key=lambda tick: max(action.turn for action in tick.actions))
 
 
 def _records_first(actions: tuple[Action, ...]) -> tuple[Action, ...]:
@@ -231,10 +231,6 @@ def _parts(tick: Tick) -> tuple[Tick, ...]:
 
 def _saves(tick: Tick) -> bool:
     return any(action.saves for action in tick.actions)
-
-
-def _turn(tick: Tick) -> int:
-    return max(action.turn for action in tick.actions)
 
 
 @frozen(kw_only=True)

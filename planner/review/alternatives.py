@@ -283,11 +283,6 @@ def _sets(spec: Spec, layout: _Layout, mode: str) -> tuple[str, ...]:
     return tuple(f"{path}={value}" for path, (now, value) in wanted.items() if now != value)
 
 
-def reason_text(code: str) -> str:
-    """Return the name of a kind of reason."""
-    return {"memory": "do not fit in memory", "slower": "fit and are slower"}.get(code) or CODES[code].title
-
-
 HEAD = ("", "memory", "of it", "step", "tokens/s", "MFU", "exposed", "bubble", "sent", "")
 ALIGN = "<>>>>>>>><"
 UNKNOWN = "unknown"
@@ -361,7 +356,8 @@ def _reason_row(code: str, members: list[Candidate]) -> tuple[str, str, str]:
     nearest = members[0]
     if judged:
         nearest = min(judged, key=lambda each: each.memory if code == "memory" else each.seconds)
-    return (f"{len(members):,}", reason_text(code), f"{nearest.name}: {nearest.rejected}")
+    reason = {"memory": "do not fit in memory", "slower": "fit and are slower"}.get(code) or CODES[code].title
+    return (f"{len(members):,}", reason, f"{nearest.name}: {nearest.rejected}")
 
 
 def _known(candidate: Candidate) -> Estimates:

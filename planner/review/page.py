@@ -19,10 +19,10 @@ from xtrain.plan.architecture import Architecture, LayerKind
 from xtrain.plan.canonical import fingerprint
 from xtrain.plan.estimates import Hardware
 from xtrain.plan.graph import SETUP, UnknownLauncher, launcher_of, restarts_of, slots_of
-from xtrain.plan.plan import Check, ElasticWorld, Plan
+from xtrain.plan.plan import ElasticWorld, Plan
 from xtrain.plan.timeline import as_known
 from xtrain.plan.views import Verdict, headroom, no_times
-from xtrain.planner.graph.model import adapters_of, modules_of
+from xtrain.planner.derive.modules import adapters_of, modules_of
 from xtrain.planner.graph.server import slots_that_fit
 from xtrain.planner.review.costs import show_communication, show_compute, show_memory
 from xtrain.planner.review.mesh import show_mesh, show_order, show_stages, show_step
@@ -165,7 +165,7 @@ def show_model(page: Page, plan: Plan, detail: Detail) -> None:
         heads,
         wide if arch.is_moe else f"ffn {arch.ffn}",
         f"vocab {arch.vocab:,}" + (", tied" if arch.tie_embeddings else ""),
-        *(["a reward head"] if arch.head == "reward" else []),
+        *(["a reward head"] if not arch.has_logits else []),
         *([f"positions {arch.rope}"] if arch.rope.scaling != "none" else []),
     ]
     page.wrapped(" · ".join(parts))
@@ -411,9 +411,10 @@ def render_summary(plan: Plan, *, said: Collection[Diagnostic] = (), color: bool
         f"{bytes_text(max(each.memory.states for each in estimates.classes))} of model states a rank",
     ]
     page.wrapped(" · ".join(part for part in parts if part), first="", rest="")
-    show_warnings(page, evolve(plan, checks=tuple(check for check in plan.checks if not _is_among(check, said))))
+    unsaid = (
+        check
+        for check in plan.checks
+        if not any(each.code == check.code and check.evidence.startswith(each.message) for each in said)
+    )
+    show_warnings(page, evolve(plan, checks=tuple(unsaid)))
     return str(page)
-
-
-def _is_among(check: Check, said: Collection[Diagnostic]) -> bool:
-    return any(each.code == check.code and check.evidence.startswith(each.message) for each in said)

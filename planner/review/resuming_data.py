@@ -236,7 +236,10 @@ def _collators(a: Plan, b: Plan) -> Iterator[Reason]:
     before, after = ([(node.op, _called(node)) for node in chain] for chain in links)
     if before == after:
         return
-    own = [[_name(node) for node in chain if _called(node) is not None] for chain in links]
+    own = [
+        [node.args.get("function", node.op.partition(".")[2]) for node in chain if _called(node) is not None]
+        for chain in links
+    ]
     if own[0] == own[1] and own[1]:
         what = f"{', '.join(own[1])}: other code, arguments or positions"
     else:
@@ -247,10 +250,6 @@ def _collators(a: Plan, b: Plan) -> Iterator[Reason]:
 def _called(node: Node) -> dict[str, Any] | None:
     """Return the arguments of a link that changes documents; None for other links."""
     return node.args if changes_documents(node) else None
-
-
-def _name(node: Node) -> str:
-    return node.args["function"] if node.op == "collate.user" else node.op.partition(".")[2]
 
 
 def _ramp_text(args: dict[str, Any]) -> str:

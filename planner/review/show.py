@@ -365,7 +365,7 @@ def mermaid(plan: Plan) -> str:
         if not nodes:
             continue
         lines += [f'  subgraph group_{kind}["{title}"]', "    direction TB"]
-        lines += [f'    {_name(node)}["{_mermaid_text(_label(plan, node))}"]' for node in nodes]
+        lines += [f'    {_word(node.id)}["{_mermaid_text(_label(plan, node))}"]' for node in nodes]
         lines.append("  end")
     for edge in plan.edges:
         arrow = f'-->|"{_mermaid_text(edge.data)}"|' if edge.data else "-->"
@@ -373,7 +373,7 @@ def mermaid(plan: Plan) -> str:
     for kind in GROUPS:
         if nodes := plan.of_kind(kind):
             lines.append(f"  classDef {kind}_node fill:{FILLS[kind]},stroke:#475569,color:#0f172a")
-            lines.append(f"  class {','.join(_name(node) for node in nodes)} {kind}_node")
+            lines.append(f"  class {','.join(_word(node.id) for node in nodes)} {kind}_node")
     return "\n".join(lines) + "\n"
 
 
@@ -420,10 +420,6 @@ def _label(plan: Plan, node: Node) -> str:
         second = " · ".join(f"{axis} {sizes[axis]}" for axis in node.axes)
     name = node.id.partition(".")[2]
     return f"{name}\n{second}" if second else name
-
-
-def _name(node: Node) -> str:
-    return _word(node.id)
 
 
 def _word(id: str) -> str:

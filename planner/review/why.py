@@ -156,7 +156,9 @@ def _others(slot: Slot, value: Any) -> Iterator[Any]:
         case Quantity() if value.value == 0:
             yield Quantity(1, value.unit)
         case Quantity():
-            yield from (evolve(value, value=value.value * 2), evolve(value, value=_half(value.value)))
+            number = value.value
+            half = number // 2 if isinstance(number, int) and number % 2 == 0 else number / 2
+            yield from (evolve(value, value=number * 2), evolve(value, value=half))
         case str() if words:
             yield from (word for word in words if word != "auto")
         case dict() if value:
@@ -167,10 +169,6 @@ def _others(slot: Slot, value: Any) -> Iterator[Any]:
             yield tuple(item / 2 for item in value)
         case None if not words:
             yield from (1, 1.0)
-
-
-def _half(value: float) -> float:
-    return value // 2 if isinstance(value, int) and value % 2 == 0 else value / 2
 
 
 TRIES = 4  # neighboring values that are planned before giving up

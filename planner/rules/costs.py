@@ -76,13 +76,10 @@ def remedies(resolved: Resolved, cluster: Hardware, judge: Judge) -> tuple[Remed
         enough = [each for each in double if each.memory_bytes <= (1 - TIGHT) * device]
         single += double
     if enough:
-        return tuple(sorted(enough, key=_cost)[:MOST])
+        # Remedies of unknown cost come last.
+        enough.sort(key=lambda each: (each.seconds is None, each.seconds or 0.0, -each.memory_bytes))
+        return tuple(enough[:MOST])
     return tuple(sorted(single, key=lambda each: each.memory_bytes)[:1])
-
-
-def _cost(remedy: Remedy) -> tuple[bool, float, int]:
-    """Return the sort key of a remedy; remedies of unknown cost come last."""
-    return (remedy.seconds is None, remedy.seconds or 0.0, -remedy.memory_bytes)
 
 
 def _tried(spec: Spec, changes: list[Change], judge: Judge) -> list[Remedy]:
@@ -103,7 +100,7 @@ def changes_of(resolved: Resolved) -> Iterator[Change]:
         yield Change.of(activation__mode="selective")
     if spec.activation.mode != "full":
         yield Change.of(activation__mode="full")
-    if spec.loss.head == "vocabulary" and spec.loss.chunk.value > SMALL_CHUNK:
+    if spec.loss.of_logits and spec.loss.chunk.value > SMALL_CHUNK:
         yield Change.of(loss__chunk=Quantity(SMALL_CHUNK, "bytes"))
     if resolved.batch.micro % 2 == 0:
         yield Change.of(batch__micro=resolved.batch.micro // 2, **same_rows(resolved, 2))

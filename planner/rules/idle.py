@@ -89,7 +89,7 @@ def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
         if name == "mtp" and any(phase.mtp_weight for phase in spec.phases.values()):
             continue
         _warn(spec, f"model.{name}", why, hint, found)
-    if spec.loss.head == "reward":
+    if not spec.loss.of_logits:
         why = f"the model has a reward head, for loss {spec.loss.kind}"
         _warn(spec, "model.tie_embeddings", why, "remove it", found)
     if resolve_formats(spec.precision, spec.parallel).compute == "fp64":

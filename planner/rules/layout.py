@@ -334,7 +334,7 @@ def _check_zero_bubble(spec: Spec, found: Findings) -> None:
     if spec.activation.tile_mlp != 1:
         message = f"schedule {pp.schedule} takes gradients of weights later, and tile_mlp takes all of a piece together"
         found.fail("mesh.pp.tile_mlp", "X416", "activation.tile_mlp", message, f"use tile_mlp 1, {others}")
-    if pp.schedule == "zbv" and spec.model.tie_embeddings and spec.loss.head == "vocabulary":
+    if pp.schedule == "zbv" and spec.model.tie_embeddings and spec.loss.of_logits:
         message = "schedule zbv has the first and the last stage on one rank, and fsdp cannot shard one matrix in both"
         found.fail("mesh.pp.tied", "X416", "model.tie_embeddings", message, f"use tie_embeddings false, {others}")
 

@@ -71,7 +71,7 @@ _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
         "an adapter on random weights",
         lambda spec, layout: spec.is_adapted and spec.model.weights == "none",
     ),
-    "loss": ("a reward head", lambda spec, layout: spec.loss.head == "reward"),
+    "loss": ("a reward head", lambda spec, layout: not spec.loss.of_logits),
     "batch.neftune": ("noise on embeddings", lambda spec, layout: bool(spec.batch.neftune)),
     "task": ("tasks", lambda spec, layout: bool(spec.tasks)),
     "precision.compute": ("products in fp8", lambda spec, layout: spec.precision.scaled is not None),

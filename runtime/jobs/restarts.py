@@ -98,7 +98,7 @@ def conclude_finished(workspace: RunDirectory, plan: Plan, start: StartingPoint)
             attempt=before + 1,
             resumed_step=start.step,
             directory=str(directory),
-            rewards=plan.architecture.head == "reward",
+            rewards=not plan.architecture.has_logits,
         )
     )
     return _end(lines, start.step, status, EXIT_CODES[status], "")

@@ -224,7 +224,7 @@ class Executor:
                 attempt=self.records.attempts() + 1,
                 resumed_step=start.step if start else None,
                 directory=str(self.records.directory),
-                rewards=self.plan.architecture.head == "reward",
+                rewards=not self.plan.architecture.has_logits,
             )
         )
         if self.records.first:

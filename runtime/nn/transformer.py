@@ -90,7 +90,7 @@ class Transformer(nn.Module):
         self.kernels = frozenset((module.scores, module.sinks is not None) for module in attention)
         if span.predicts:
             self.norm = RMSNorm(arch.dim, arch.norm_eps, plus_one=arch.ends.norm_plus_one)
-            if arch.head == "reward":
+            if not arch.has_logits:
                 self.score = Linear(arch.dim, 1)
             elif not arch.tie_embeddings or arch.head_matrices:
                 self.lm_head = Linear(arch.dim, arch.vocab)
@@ -251,7 +251,7 @@ class Transformer(nn.Module):
         """Compute the end of the stage. x_BSD: after the last block. call: of further blocks."""
         if not self.span.predicts:
             return x_BSD
-        if self.arch.head == "reward":
+        if not self.arch.has_logits:
             return self._rewarded(x_BSD, batch)
         if batch.cache is not None:
             hidden_BD = self.last_norm(x_BSD[:, -1])
@@ -413,7 +413,7 @@ class ModelParts:
     @property
     def predicts(self) -> bool:
         """True if its head gives logits, and so a cross-entropy; otherwise it gives rewards."""
-        return self.parts[0].arch.head == "vocabulary"
+        return self.parts[0].arch.has_logits
 
     def minimise(self, term: Objective) -> None:
         """Make `term` the loss of each token, or of each sequence or pair."""

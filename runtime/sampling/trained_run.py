@@ -50,7 +50,7 @@ class TrainedRun:
             lambda: find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
         )
         plan = load_plan(directory / "plan.json")
-        if plan.architecture.head == "reward":
+        if not plan.architecture.has_logits:
             raise EnvironmentFault("X442", f"{NO_TEXTS[0]}: nothing can be generated")
         if (problem := unfit_task(plan.architecture, task)) is not None:
             raise EnvironmentFault("X440", "; ".join(problem))

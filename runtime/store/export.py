@@ -280,7 +280,7 @@ def configs(arch: Architecture, origin: Path | None, values: ConfigValues, ends:
             config[FURTHER] = arch.mtp
     else:
         config = new_config(arch, values)
-    if arch.head == "reward":
+    if not arch.has_logits:
         return {CONFIG: _text(config)}
     generation_config = with_tokens(
         generation if generation is not None else {"_from_model_config": True}, values.begin, ends

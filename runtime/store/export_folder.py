@@ -118,13 +118,13 @@ def model_card(
     base = {"base_model": source["repo"]} if "repo" in source else {}
     tags = ["xtrain", arch.family, *([adapter.kind] if adapter is not None else [])]
     library = "peft" if adapter_alone else "transformers"
-    does = "text-generation" if arch.head == "vocabulary" else "text-classification"
+    does = "text-generation" if arch.has_logits else "text-classification"
     head = {"library_name": library, **base, "pipeline_tag": does, "tags": tags}
     model = count_parameters(arch.base) if adapter is not None else plan.parameters
     size = f"{count_text(model.total)} parameters"
     if model.active != model.total:
         size += f", {count_text(model.active)} active"
-    rewards = "" if arch.head == "vocabulary" else " with a head of rewards"
+    rewards = "" if arch.has_logits else " with a head of rewards"
     what, written = f"A {arch.family} of {size}{rewards}", model.total
     if adapter is not None and adapter_alone:
         written = plan.parameters.trained
@@ -163,7 +163,7 @@ def model_card(
         "",
         "## Figures",
         "",
-        *_table(("figure", "value"), _figures(state, loss, of_tokens=arch.head == "vocabulary")),
+        *_table(("figure", "value"), _figures(state, loss, of_tokens=arch.has_logits)),
     ]
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,7 @@ from traces import plan_of
 
 from xtrain.plan.checkpoints import checkpoint_contents, mismatches
 from xtrain.plan.serialise import dumps, from_json, to_json
-from xtrain.planner.graph.model import adapters_of, modules_of
+from xtrain.planner.derive.modules import adapters_of, modules_of
 from xtrain.planner.review.page import render
 from xtrain.planner.review.resumable import resumable
 

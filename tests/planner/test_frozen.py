@@ -8,7 +8,7 @@ from traces import plan_of
 from xtrain.plan.checkpoints import checkpoint_contents, mismatches
 from xtrain.plan.parameters import covers
 from xtrain.plan.serialise import dumps, from_json, to_json
-from xtrain.planner.graph.model import modules_of
+from xtrain.planner.derive.modules import modules_of
 from xtrain.planner.review.page import render
 
 SHAPE = "model llama {{ dim = 64, layers = 4, heads = 8, kv_heads = 4, ffn = 192{frozen} }}"
