@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final, get_args
 
 import attrs
-from attrs import frozen
 
 from xtrain.dsl.checking.context import Context
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Fix, Note, SourceText, Span
@@ -18,65 +17,6 @@ from xtrain.dsl.schema.data_components import LINKS
 from xtrain.dsl.schema.setting import AUTO, Auto, Setting, open_setting, settings_of
 from xtrain.dsl.syntax import tree as s
 from xtrain.dsl.values import Dimension
-
-
-@frozen
-class PeerSettings:
-    """Other trainers' settings, converted with values of this spec. root: the blocks of the spec."""
-
-    root: Section
-
-    def meant(self, name: str, meant: str, entry: SectionEntry | None) -> tuple[str, Fix | None]:
-        """Return the hint for a name that means the setting `meant`, and a fix if the value must change too."""
-        synonym = synonym_of(name)
-        if synonym is None or synonym.is_same or meant not in synonym.names:
-            return f"did you mean `{meant}`?", None
-        text = self._converted(name, entry)
-        if text is None or entry is None:
-            hint = synonym.hint_with(self._number)
-            return f"did you mean `{meant}`? {hint}" if synonym.convert else hint, None
-        whole = entry.name_span.to(entry.value.span)
-        return f"write `{meant} = {text}`", Fix(whole, f"{meant} = {text}")
-
-    def _converted(self, name: str, entry: SectionEntry | None) -> str | None:
-        """Return the value of another trainer's setting as xtrain writes it; None if the value is not a literal or is
-        insufficient."""
-        synonym = synonym_of(name)
-        if synonym is None or synonym.convert is None or entry is None:
-            return None
-        value = entry.value
-        if value.via or not value.span.text or value.span.source is not entry.name_span.source:
-            return None
-        return synonym.convert(Given(_plain(value), value.span.text, self._setting))
-
-    def _setting(self, path: str) -> Any:
-        """Return the value that the spec gives to a setting of a block; None without one."""
-        kind, _, name = path.partition(".")
-        section = self.root.blocks.get(kind)
-        entry = section.entries.get(name) if section is not None else None
-        return entry.value.data if entry is not None else None
-
-    def _number(self, name: str) -> str | None:
-        """Return the text of another trainer's setting in any block, if it is a plain positive number."""
-        for section in (self.root, *self.root.blocks.values()):
-            if (entry := section.entries.get(name)) is not None:
-                data = entry.value.data
-                plain = isinstance(data, int | float) and not isinstance(data, bool) and not entry.value.via
-                return entry.value.span.text if plain and data > 0 else None
-        return None
-
-    def elsewhere(self, name: str, entry: SectionEntry | None) -> str | None:
-        """Return the hint for another trainer's name of a setting that belongs to other blocks."""
-        synonym, settings = synonym_of(name), _all_settings()
-        other = ours(name, settings)
-        if synonym is None or other is None:
-            return synonym.hint_with(self._number) or None if synonym else None
-        if other in blocks.REQUIRED:
-            return f"write for instance `{blocks.REQUIRED[other]}` at the top level"
-        text = self._converted(name, entry)
-        shown = f"{other} = {text}" if text else other
-        more = f"; {synonym.hint_with(self._number)}" if synonym.hint and text is None else ""
-        return f"xtrain calls this `{shown}`, in {listed(owners(other))}{more}"
 
 
 def _plain(value: Value) -> Any:
@@ -119,13 +59,13 @@ class NameErrors:
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self.diagnostics = diagnostics
-        self.peers = PeerSettings(Section(""))
+        self.root = Section("")  # the blocks of the spec, whose values convert settings of other trainers
 
     # The whole spec ---------------------------------------------------------------------------------------------------
 
     def top_level(self, tree: Tree) -> None:
         """Report unknown and unsupported kinds, and settings outside any block."""
-        self.peers = PeerSettings(tree.root)
+        self.root = tree.root
         for kind, section in tree.root.blocks.items():
             if kind in blocks.NAMED:
                 self._named_without_label(kind, section)
@@ -234,7 +174,7 @@ class NameErrors:
         if owner and not meant:
             hint = f"`{name}` belongs in {listed(owner)}"
         elif not meant:
-            hint = self.peers.elsewhere(name, entry)
+            hint = self._elsewhere(name, entry)
         self.diagnostics.error(
             "X203", f"`{name}` is not a setting of the top level", entry.name_span, hint=hint,
             notes=[] if hint else [("the top level holds blocks and one setting, `collate`", None)],
@@ -268,7 +208,7 @@ class NameErrors:
         label, entry = blocks.label_of(block), section.entries.get(name)
         fix = None
         if meant:
-            hint, fix = self.peers.meant(name, meant, entry)
+            hint, fix = self._meant(name, meant, entry)
             if fix is None or meant in _beside(section, span):
                 fix = renamed(span, name, known, taken=_beside(section, span))
         elif label is not None and label.name == name:
@@ -278,7 +218,7 @@ class NameErrors:
         elif owner:
             hint = f"`{name}` belongs in {listed(owner)}"
         else:
-            hint = self.peers.elsewhere(name, entry)
+            hint = self._elsewhere(name, entry)
         fields = f"settings of `{kind}`: {', '.join(known)}" if known else f"`{kind}` has no settings"
         self.diagnostics.error(
             "X203", f"unknown setting `{name}` in `{kind}`", span, hint=hint, notes=[(fields, None)], fix=fix
@@ -377,6 +317,60 @@ class NameErrors:
 
     def out_of_range(self, context: Context, value: Value, problem: str) -> None:
         self.diagnostics.error("X304", f"{context.subject} {problem}", value.span, notes=value.notes)
+
+    # Settings of other trainers, converted with values of this spec ---------------------------------------------------
+
+    def _meant(self, name: str, meant: str, entry: SectionEntry | None) -> tuple[str, Fix | None]:
+        """Return the hint for a name that means the setting `meant`, and a fix if the value must change too."""
+        synonym = synonym_of(name)
+        if synonym is None or synonym.is_same or meant not in synonym.names:
+            return f"did you mean `{meant}`?", None
+        text = self._converted(name, entry)
+        if text is None or entry is None:
+            hint = synonym.hint_with(self._number)
+            return f"did you mean `{meant}`? {hint}" if synonym.convert else hint, None
+        whole = entry.name_span.to(entry.value.span)
+        return f"write `{meant} = {text}`", Fix(whole, f"{meant} = {text}")
+
+    def _converted(self, name: str, entry: SectionEntry | None) -> str | None:
+        """Return the value of another trainer's setting as xtrain writes it; None if the value is not a literal or is
+        insufficient."""
+        synonym = synonym_of(name)
+        if synonym is None or synonym.convert is None or entry is None:
+            return None
+        value = entry.value
+        if value.via or not value.span.text or value.span.source is not entry.name_span.source:
+            return None
+        return synonym.convert(Given(_plain(value), value.span.text, self._setting))
+
+    def _setting(self, path: str) -> Any:
+        """Return the value that the spec gives to a setting of a block; None without one."""
+        kind, _, name = path.partition(".")
+        section = self.root.blocks.get(kind)
+        entry = section.entries.get(name) if section is not None else None
+        return entry.value.data if entry is not None else None
+
+    def _number(self, name: str) -> str | None:
+        """Return the text of another trainer's setting in any block, if it is a plain positive number."""
+        for section in (self.root, *self.root.blocks.values()):
+            if (entry := section.entries.get(name)) is not None:
+                data = entry.value.data
+                plain = isinstance(data, int | float) and not isinstance(data, bool) and not entry.value.via
+                return entry.value.span.text if plain and data > 0 else None
+        return None
+
+    def _elsewhere(self, name: str, entry: SectionEntry | None) -> str | None:
+        """Return the hint for another trainer's name of a setting that belongs to other blocks."""
+        synonym, settings = synonym_of(name), _all_settings()
+        other = ours(name, settings)
+        if synonym is None or other is None:
+            return synonym.hint_with(self._number) or None if synonym else None
+        if other in blocks.REQUIRED:
+            return f"write for instance `{blocks.REQUIRED[other]}` at the top level"
+        text = self._converted(name, entry)
+        shown = f"{other} = {text}" if text else other
+        more = f"; {synonym.hint_with(self._number)}" if synonym.hint and text is None else ""
+        return f"xtrain calls this `{shown}`, in {listed(owners(other))}{more}"
 
 
 def _as_block(block: type, entry: SectionEntry) -> Fix | None:
