@@ -285,7 +285,7 @@ def _full_v(rank: int, ranks: int, stages: tuple[int, ...], microbatches: int) -
             yield do("W", stage)
 
 
-def gathered_stages(actions: list[PipelineAction], most: int = 3) -> Iterator[tuple[int, bool] | PipelineAction]:
+def gathered_stages(actions: list[PipelineAction]) -> Iterator[tuple[int, bool] | PipelineAction]:
     """Yield the actions, each preceded by the stages that are gathered (stage, True) and freed (stage, False) for it.
 
     torch gathers the stages of the next computations, at most three at a time, and frees the others. It does so for
@@ -293,7 +293,7 @@ def gathered_stages(actions: list[PipelineAction], most: int = 3) -> Iterator[tu
     """
     active: list[int] = []
     for action, ahead in zip(actions, _stages_ahead(actions), strict=True):
-        wanted = ahead[:most]
+        wanted = ahead[:3]
         for stage in [each for each in active if each not in wanted]:
             active.remove(stage)
             yield stage, False

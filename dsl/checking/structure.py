@@ -94,17 +94,16 @@ class Structurer:
         """Return the block of a kind that is not written: `_MISSING`, so that the default of `Spec` applies."""
         self.origins[kind] = Origin("default")
         if kind not in blocks.OPTIONAL:
-            self._default_origins(block, kind, label=None)
+            self._default_origins(block, kind)
         if self.unknown.unread:
             self.unknown.kind(kind)
         return _MISSING
 
-    def _default_origins(self, block: type, path: str, label: Any) -> None:
-        for name, (attribute, meta) in settings_of(variant(block, label)).items():
-            if not meta.only or label is None or label in meta.only:
-                self.origins[f"{path}.{name}"] = Origin("default")
-                if blocks.is_block(attribute.type):
-                    self._default_origins(attribute.type, f"{path}.{name}", None)
+    def _default_origins(self, block: type, path: str) -> None:
+        for name, (attribute, _) in settings_of(variant(block, None)).items():
+            self.origins[f"{path}.{name}"] = Origin("default")
+            if blocks.is_block(attribute.type):
+                self._default_origins(attribute.type, f"{path}.{name}")
 
     def _collate(self, tree: Tree, built: dict[str, Any]) -> None:
         entry = tree.root.entries.get("collate")
@@ -268,7 +267,7 @@ class Structurer:
             label = blocks.label_of(kind)
             if label is not None:
                 self.origins[f"{path}.{label.name}"] = Origin("default")
-            self._default_origins(kind, path, None)
+            self._default_origins(kind, path)
             return _MISSING
         usual = attribute.default if isinstance(attribute.default, kind) else None
         inner = section.blocks[name]

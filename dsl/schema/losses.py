@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final, Literal
 from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
-from xtrain.dsl.schema.setting import Conflict, Role, file_path, not_negative, positive, setting, settings_of
+from xtrain.dsl.schema.setting import Conflict, Role, file_path, not_negative, positive, setting, values_of
 from xtrain.dsl.values import Quantity
 
 LOSSES: Final = Registry["Loss"]("loss", "losses", op="setup.loss")
@@ -183,8 +183,7 @@ class Loss(Component):
 
     def args(self) -> dict[str, Any]:
         """Return the JSON arguments of its node without `kind`: all settings except those that other nodes take."""
-        values = {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
-        return {name: value for name, value in values.items() if name not in TAKEN_ELSEWHERE}
+        return {name: value for name, value in values_of(self).items() if name not in TAKEN_ELSEWHERE}
 
     def does(self) -> str:
         """Return the description of its node."""

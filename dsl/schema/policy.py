@@ -25,7 +25,7 @@ from xtrain.dsl.schema.setting import (
     not_negative,
     positive,
     setting,
-    settings_of,
+    values_of,
 )
 from xtrain.dsl.values import Quantity
 
@@ -278,7 +278,7 @@ class Reward(Component):
 
     def args(self) -> dict[str, Any]:
         """Return the JSON arguments of its node without `kind`."""
-        return {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
+        return values_of(self)
 
     def does(self) -> str:
         """Return a description of the score."""

@@ -7,7 +7,7 @@ import attrs
 from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
-from xtrain.dsl.schema.setting import Role, between, component_name, setting, settings_of
+from xtrain.dsl.schema.setting import Role, between, component_name, setting, settings_of, values_of
 
 BASES: Final = Registry["Base"]("base", "bases")
 
@@ -73,8 +73,7 @@ class Base(Component):
 
     def args(self) -> dict[str, Any]:
         """Return its JSON in a plan."""
-        values = {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
-        return {"kind": self.kind, **values}
+        return {"kind": self.kind, **values_of(self)}
 
     def words(self) -> str:
         """Return a description of it."""

@@ -22,8 +22,8 @@ from xtrain.dsl.schema.setting import (
     rank_count,
     seed_range,
     setting,
-    settings_of,
     share,
+    values_of,
 )
 from xtrain.dsl.values import MeasuredNumber, Quantity
 
@@ -232,8 +232,7 @@ class Tracker(Component):
 
     def args(self) -> dict[str, Any]:
         """Return the JSON arguments of its node: all of its settings."""
-        values = {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values_of(self).items()}
 
     def does(self) -> str:
         """Return the description of its node: the first rank …, during training."""

@@ -216,6 +216,11 @@ def settings_of(block: type) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
     return {**settings, **{name: (attribute, attribute.metadata["setting"]) for name, attribute in now.items()}}
 
 
+def values_of(block: Any) -> dict[str, Any]:
+    """Return the values of a block's settings by name."""
+    return {name: getattr(block, attribute.name) for name, (attribute, _) in settings_of(type(block)).items()}
+
+
 # Called thousands of times per plan. Bounded, because each user function is a class.
 @lru_cache(maxsize=1024)
 def _settings_of_class(block: type) -> tuple[Mapping[str, tuple[attrs.Attribute, Setting]], tuple[str, ...]]:

@@ -7,7 +7,7 @@ import attrs
 from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
-from xtrain.dsl.schema.setting import Role, at_least, setting, settings_of
+from xtrain.dsl.schema.setting import Role, at_least, setting, values_of
 from xtrain.dsl.values import Dimension, Metric, Quantity
 
 METHODS: Final = Registry["Method"]("method", "searches")
@@ -58,10 +58,9 @@ class Method(Component):
 
     def args(self) -> dict[str, Any]:
         """Return the method and its settings as JSON."""
-        values = {name: getattr(self, a.name) for name, (a, _) in settings_of(type(self)).items()}
         plain = {
             name: f"{value.value} {value.unit}" if isinstance(value, Quantity) else value
-            for name, value in values.items()
+            for name, value in values_of(self).items()
         }
         return {"kind": self.kind, **plain}
 

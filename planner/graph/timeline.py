@@ -66,10 +66,10 @@ class ActionNodes:
             self._graph.add(kind, node.op, node.does, id=id, args=node.args, after=(self._after, *node.after))
         return self._known[same]
 
-    def add_own(self, name: str, event: str, does: str, args: dict[str, Any] | None = None) -> str:
+    def add_own(self, name: str, event: str, does: str) -> str:
         """Add a node that has no action in the language."""
         id = f"event.{event}.{name}"
-        return self._graph.add("event", f"event.{name}", does, id=id, args=args, after=(self._after,))
+        return self._graph.add("event", f"event.{name}", does, id=id, after=(self._after,))
 
     def add_model(self, event: str) -> str:
         """Add the node that saves only the weights."""

@@ -394,13 +394,13 @@ def _page(plan: Plan, detail: Detail, color: bool) -> Page:
     return page
 
 
-def render_summary(plan: Plan, *, said: Collection[Diagnostic] = (), color: bool = False) -> str:
+def render_summary(plan: Plan, *, said: Collection[Diagnostic] = ()) -> str:
     """Render a few lines for the start of a run: model, ranks, duration and all warnings.
 
     said: printed diagnostics, which are not repeated.
     """
     plan = as_known(plan)
-    page = Page(color=color)
+    page = Page()
     show_header(page, plan, short=True)
     estimates = plan.estimates
     axes = " · ".join(f"{axis.name} {axis.size}" for axis in plan.mesh.axes if axis.size > 1)

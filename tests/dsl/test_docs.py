@@ -15,7 +15,7 @@ from xtrain.dsl.reference.vocabulary import FUNCTIONS as FUNCTIONS_SAID
 from xtrain.dsl.reference.vocabulary import MULTIPLIERS as MULTIPLIERS_SAID
 from xtrain.dsl.reference.vocabulary import STATEMENTS as STATEMENTS_SAID
 from xtrain.dsl.reference.vocabulary import UNITS as UNITS_SAID
-from xtrain.dsl.schema import blocks, later
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.component import registry_of
 from xtrain.dsl.schema.data_components import LINKS, SOURCES
 from xtrain.dsl.schema.setting import open_setting, settings_of
@@ -103,9 +103,7 @@ def test_every_code_stands_in_the_reference():
 
 def test_what_comes_later_stands_in_the_reference():
     text = REFERENCE.partition("## Reserved words")[2]
-    words = [*later.KINDS, *later.ACTIONS, *later.EVENTS, *later.SOURCES, *later.LINKS]
-    words += [name for names in later.SETTINGS.values() for name in names]
-    words += [word for names in later.WORDS.values() for word in names]
+    words = [word for names in blocks.RESERVED.values() for word in names]
     rows = re.findall(r"^\| .* \| (.*) \|$", text, re.MULTILINE)[2:]
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(words)
 

@@ -10,7 +10,7 @@ import attrs
 from examples import each
 
 from xtrain.dsl import schema
-from xtrain.dsl.schema import blocks, later, parallel
+from xtrain.dsl.schema import blocks, parallel
 from xtrain.dsl.schema.component import variants
 from xtrain.dsl.schema.data_components import LINKS, SOURCES
 from xtrain.dsl.schema.losses import LOSSES
@@ -111,14 +111,7 @@ def test_every_kind_of_the_language_is_known():
 
 
 def test_what_comes_later_is_not_there_yet():
-    assert not set(later.KINDS) & set(blocks.KINDS)
-    assert not set(later.ACTIONS) & set(blocks.ACTIONS)
-    assert not set(later.EVENTS) & set(blocks.EVENTS)
-    assert not set(later.SOURCES) & set(SOURCES)
-    assert not set(later.LINKS) & set(LINKS)
-    for block, names in later.SETTINGS.items():
-        assert not set(names) & set(settings_of(block))
-    for (block, name), words in later.WORDS.items():
+    for (block, name), words in blocks.RESERVED.items():
         assert not set(words) & set(choices(block, name))
 
 
