@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from xtrain.runtime.loop.hooks import RunContext as RunContext
     from xtrain.runtime.loop.hooks import StepContext as StepContext
     from xtrain.runtime.nn.fused import rms_norm as rms_norm
-    from xtrain.runtime.observe.trackers import TrackerContext as TrackerContext
+    from xtrain.runtime.observe.records import TrackerContext as TrackerContext
 
 # What is used from Python, and what parts of a user's own are written with → its module. Loaded when asked for: a
 # file of sources needs no torch.
@@ -76,7 +76,7 @@ _OFFERED = {
     "tracker": "xtrain.runtime.base.part_decorators",
     "RunContext": "xtrain.runtime.loop.hooks",
     "StepContext": "xtrain.runtime.loop.hooks",
-    "TrackerContext": "xtrain.runtime.observe.trackers",
+    "TrackerContext": "xtrain.runtime.observe.records",
     "Sample": "xtrain.runtime.feed.microbatch",
     "Microbatch": "xtrain.runtime.feed.microbatch",
     "IGNORE_INDEX": "xtrain.runtime.feed.microbatch",

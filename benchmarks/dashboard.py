@@ -2,7 +2,6 @@
 
     python benchmarks/dashboard.py                       # a made run of 1,000,000 steps is opened and watched
     python benchmarks/dashboard.py --steps 100000
-    python benchmarks/dashboard.py --parsers             # how fast its records can be read
     python benchmarks/dashboard.py --overhead --pairs 7  # the quickstart with dashboard and observation, and without
 
 The terminal is a pseudo terminal of 120 × 40. The run that is watched goes on, with four records a second. Prints one
@@ -171,29 +170,6 @@ def _settled(watched: Watched, metrics: Path) -> float:
     return seconds
 
 
-def parsers(steps: int) -> None:
-    """Processor time to read the records of a run as dictionaries, by what is installed."""
-    with tempfile.TemporaryDirectory() as name:
-        block = (long_run(Path(name) / "run", steps).directory / "metrics.jsonl").read_bytes()
-    lines = block.splitlines()
-    readers: dict[str, Callable[[], object]] = {"json": lambda: [json.loads(line) for line in lines]}
-    with suppress(ImportError):
-        import orjson
-
-        readers["orjson"] = lambda: [orjson.loads(line) for line in lines]
-    import msgspec
-
-    decoder = msgspec.json.Decoder(dict)
-    readers["msgspec"] = lambda: decoder.decode_lines(block)
-    for name, read in readers.items():
-        times = []
-        for _ in range(5):
-            began = time.process_time()
-            read()
-            times.append(time.process_time() - began)
-        say("parser", name=name, microseconds_a_line=1e6 * min(times) / len(lines))
-
-
 def overhead(pairs: int, steps: int) -> None:
     """The quickstart in pairs: with the dashboard attached and all observation on, and with neither.
 
@@ -250,13 +226,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, help="of the run (default: 1,000,000; with --overhead 300)")
     parser.add_argument("--screens", nargs="+", default=["overview", "plan", "ranks", "events", "compare"])
-    parser.add_argument("--parsers", action="store_true")
     parser.add_argument("--overhead", action="store_true")
     parser.add_argument("--pairs", type=int, default=7)
     arguments = parser.parse_args()
-    if arguments.parsers:
-        parsers(arguments.steps or 100_000)
-    elif arguments.overhead:
+    if arguments.overhead:
         overhead(arguments.pairs, arguments.steps or 300)
     else:
         opening_and_watching(arguments.steps or 1_000_000, arguments.screens)

@@ -234,8 +234,7 @@ def _prune(arguments: argparse.Namespace) -> int:
     from xtrain.runtime.base.files import forget
     from xtrain.runtime.base.locks import LAUNCHER_LOCK, WORKER_LOCK, hold
     from xtrain.runtime.jobs.runs import folders, removable
-    from xtrain.runtime.store.checkpoints import size_bytes
-    from xtrain.runtime.store.publication import Publisher
+    from xtrain.runtime.store.checkpoints import Publisher, size_bytes
 
     known = folders(arguments.path)
     if not known:

@@ -66,8 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     if (directory := run_named(arguments.run_directory)) is None:
         return 2
     from xtrain.plan.serialise import PlanError, load_plan
-    from xtrain.runtime.base.data_errors import DataError
-    from xtrain.runtime.base.errors import EnvironmentFault
+    from xtrain.runtime.base.errors import DataError, EnvironmentFault
     from xtrain.runtime.nn.texts import Sampling
     from xtrain.runtime.sampling.text_generator import LogitsNotFinite
     from xtrain.runtime.sampling.trained_run import TrainedRun

@@ -248,8 +248,7 @@ def _run_launcher(
     from xtrain.runtime.base.errors import EXIT_CODES
     from xtrain.runtime.base.hosts import check_own_name
     from xtrain.runtime.jobs.machines import FirstNode, OneNode
-    from xtrain.runtime.jobs.restarts import RestartLoop
-    from xtrain.runtime.jobs.worlds import fewer_ranks
+    from xtrain.runtime.jobs.restarts import RestartLoop, fewer_ranks
     from xtrain.runtime.loop.preflight import check_machine, check_one_machine
     from xtrain.runtime.store.run_directory import open_workspace
     from xtrain.text.units import plural

@@ -117,7 +117,7 @@ def join() -> int:
 def _checked(found: "Compiled") -> "Plan":
     """Return the plan for the ranks that were started. Raises EnvironmentFault."""
     from xtrain.runtime.base.packages import check_packages
-    from xtrain.runtime.jobs.worlds import plan_of_started
+    from xtrain.runtime.jobs.restarts import plan_of_started
     from xtrain.runtime.loop.preflight import check_groups
 
     assert found.plan is not None

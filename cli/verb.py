@@ -143,8 +143,7 @@ def refusals() -> Iterator[None]:
     except Exception as error:
         from xtrain.dsl.diagnostics.diagnostic import printable
         from xtrain.plan.serialise import PlanError
-        from xtrain.runtime.base.data_errors import DataError
-        from xtrain.runtime.base.errors import EnvironmentFault
+        from xtrain.runtime.base.errors import DataError, EnvironmentFault
 
         if not isinstance(error, EnvironmentFault | DataError | PlanError):
             raise

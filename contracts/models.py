@@ -7,8 +7,8 @@ import attrs
 
 from xtrain.blocks.adapted import AdaptedBlock, AdaptedMatrix
 from xtrain.blocks.block import BlockPiece
-from xtrain.contracts.component import planned
 from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
+from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.model import Model, ModelEnds
 from xtrain.plan.architecture import Architecture, BlockParameter
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from attrs import frozen
 
-from xtrain.contracts.component import planned
+from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.parallel import Stack
 from xtrain.dsl.schema.setting import Conflict
 

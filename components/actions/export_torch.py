@@ -12,8 +12,7 @@ from pathlib import Path
 from xtrain.plan.plan import Plan
 from xtrain.records.training_events import ExportEvent
 from xtrain.runtime.base import files as durable
-from xtrain.runtime.base.data_errors import DataError
-from xtrain.runtime.base.errors import EnvironmentFault, StorageFailed
+from xtrain.runtime.base.errors import DataError, EnvironmentFault, StorageFailed
 from xtrain.runtime.base.json_lines import EVENT_SECONDS
 from xtrain.runtime.base.mesh import CollectiveErrors
 from xtrain.runtime.base.ops import op

@@ -21,7 +21,7 @@ from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.observe.records import Records
 from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder
 from xtrain.runtime.store.full_state import flaw_of
-from xtrain.runtime.store.publication import RollbackState, seal_of
+from xtrain.runtime.store.rollback import RollbackState, seal_of
 from xtrain.runtime.store.saver import Saver
 
 

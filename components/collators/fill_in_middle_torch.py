@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xtrain.dsl.schema.data_components import TOKEN_SAMPLES
 from xtrain.plan.plan import Plan
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.feed.collate import Stage, numbered_in_rows
 from xtrain.runtime.feed.microbatch import Sample, Samples

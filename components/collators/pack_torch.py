@@ -12,7 +12,7 @@ from torch import Tensor
 
 from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, MICROBATCH, PACKINGS
 from xtrain.dsl.schema.losses import LATER, LATER_LABELS, WideColumn
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.feed.collate import PackStage, Stage, known_or_none, longest_padding, no_room
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch, Sample, Samples, Units, whole_positions

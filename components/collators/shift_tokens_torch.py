@@ -6,7 +6,7 @@ import torch
 from attrs import evolve
 
 from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, TOKEN_SAMPLES
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.feed.collate import Stage
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Sample, Samples

@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from xtrain.contracts.run import PlannedLauncher
+from xtrain.contracts.actions import PlannedLauncher
 from xtrain.dsl.schema.cluster import LAUNCHERS
 from xtrain.dsl.schema.component import named
 

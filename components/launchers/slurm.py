@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import frozen
 
-from xtrain.contracts.run import PlannedLauncher
+from xtrain.contracts.actions import PlannedLauncher
 from xtrain.dsl.schema.cluster import LAUNCHERS
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.setting import (

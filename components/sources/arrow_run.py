@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.records import Reads
 from xtrain.runtime.feed.sources.files import size_of
 from xtrain.runtime.feed.sources.source import OpenedSource, SourceRequest

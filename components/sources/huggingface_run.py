@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.digests import file_digest
 from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, SourceUnit
 from xtrain.runtime.feed.sources.files import matched, needs

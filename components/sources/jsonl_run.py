@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.records import (
     BadRecord,
     Content,

@@ -14,7 +14,7 @@ import numpy as np
 from xtrain.plan.data import TokenizerUnreadable, find_chat_template
 from xtrain.plan.vocabulary import AddedToken, find_special_tokens, read_side_files
 from xtrain.runtime.base.bounded import BeyondBounds, Bounded
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.tokenizers import PIECE, Placed, TextTokenizer, TokenBytes, joined, token_bytes
 
 MOST_GROWTH: Final = 64

@@ -13,7 +13,7 @@ from xtrain.records.lines import Event, as_object
 from xtrain.records.metrics import StepMetrics
 from xtrain.records.training_events import GenerateEvent, RollbackEvent
 from xtrain.runtime.base.ops import op
-from xtrain.runtime.observe.trackers import TrackerContext, Trackers
+from xtrain.runtime.observe.records import TrackerContext, Trackers
 
 # Seconds between two flushes to the file.
 FLUSH_SECONDS: Final = 5.0

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from xtrain.contracts.run import PlannedTracker
+from xtrain.contracts.actions import PlannedTracker
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.run import TRACKERS
 

@@ -9,7 +9,7 @@ from xtrain.records.lines import Event, as_object
 from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.user_parts import UserPart, failures_of, part_of, spec_folder
-from xtrain.runtime.observe.trackers import TrackerContext, Trackers
+from xtrain.runtime.observe.records import TrackerContext, Trackers
 
 
 @op("setup.log.user")

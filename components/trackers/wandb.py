@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from xtrain.contracts.run import PlannedTracker
+from xtrain.contracts.actions import PlannedTracker
 from xtrain.dsl.schema.run import TRACKERS
 from xtrain.dsl.schema.setting import execution_setting, settings_of
 from xtrain.dsl.values import value_of

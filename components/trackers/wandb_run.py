@@ -15,7 +15,7 @@ from xtrain.records.lines import Event, as_object
 from xtrain.records.metrics import StepMetrics
 from xtrain.records.training_events import GenerateEvent, RollbackEvent
 from xtrain.runtime.base.ops import op
-from xtrain.runtime.observe.trackers import Trackers
+from xtrain.runtime.observe.records import Trackers
 
 # Seconds for W&B to answer at the start of a run, and to receive the rest at its end.
 INIT_SECONDS: Final = 60.0

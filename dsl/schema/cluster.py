@@ -181,7 +181,7 @@ class Cluster(Component):
         return not cls.device or cls.device == kind
 
 
-LAUNCHERS: Final = Registry["Launcher"]("launcher", "launchers", contract="xtrain.contracts.run.PlannedLauncher")
+LAUNCHERS: Final = Registry["Launcher"]("launcher", "launchers", contract="xtrain.contracts.actions.PlannedLauncher")
 
 
 @LAUNCHERS.base

@@ -425,3 +425,18 @@ def variants(block: type) -> tuple[type, ...]:
     """Return all classes that a block can have."""
     registry = registry_of(block)
     return (block,) if registry is None else tuple(registry.values())
+
+
+C = TypeVar("C", bound=Component)
+
+
+def planned(component: Component, contract: type[C]) -> C:
+    """Return a component as an instance of its contract."""
+    assert isinstance(component, contract)
+    return component
+
+
+def planned_class(component: type[Component], contract: type[C]) -> type[C]:
+    """Return a class of components as a subclass of its contract."""
+    assert issubclass(component, contract)
+    return component

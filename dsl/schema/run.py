@@ -198,7 +198,7 @@ class Checkpoint:
         return "highest" in (self.best_is, self.best.better if self.best and self.best_is == "auto" else None)
 
 
-TRACKERS: Final = Registry["Tracker"]("tracker", "trackers", contract="xtrain.contracts.run.PlannedTracker")
+TRACKERS: Final = Registry["Tracker"]("tracker", "trackers", contract="xtrain.contracts.actions.PlannedTracker")
 # Prefix of the op and node of a tracker.
 OP: Final = "setup.log."
 
@@ -207,7 +207,7 @@ OP: Final = "setup.log."
 class Tracker(Component):
     """`log { NAME { … } }`: a tracker that receives the records of a run, on rank 0 and concurrently with training.
 
-    Trackers subclass `PlannedTracker` (`contracts/run.py`). No tracker changes what is
+    Trackers subclass `PlannedTracker` (`contracts/actions.py`). No tracker changes what is
     trained: a run may be resumed with other trackers and other settings.
     """
 

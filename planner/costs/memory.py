@@ -12,8 +12,8 @@ from xtrain.blocks.head_memory import ends_of
 from xtrain.blocks.memory_simulator import Handling, MemoryChange, Recompute, Sums
 from xtrain.blocks.stage_costs import BlockCosts, StageCosts, roots_of, units_of_block
 from xtrain.contracts.actions import PlannedAction
-from xtrain.contracts.component import planned
 from xtrain.contracts.stacks import OwnedBytes, stack_of
+from xtrain.dsl.schema.component import planned
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.estimates import Hardware, Memory
 from xtrain.plan.kernels import resolve_save

@@ -9,10 +9,10 @@ from pathlib import Path
 from attrs import frozen
 
 from xtrain.contracts.actions import PlannedAction
-from xtrain.contracts.component import planned
 from xtrain.contracts.data import PlannedSource
 from xtrain.dsl.diagnostics.suggest import did_you_mean, renamed
 from xtrain.dsl.schema.actions import Action
+from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.data import TEMPLATES, Dataset, is_template_text
 from xtrain.dsl.schema.data_components import SOURCES, row_link, tokenizer_kind
 from xtrain.dsl.schema.losses import WEIGHTS

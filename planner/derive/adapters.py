@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from xtrain.contracts.component import planned
 from xtrain.contracts.models import PlannedAdapter
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
+from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, BlockParameter, name_in_block, parameters

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import evolve
 
-from xtrain.contracts.component import planned
 from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.checking.model_folder import family_in_folder, settings_in_folder
 from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
-from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.schema.component import UserComponent, planned
 from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, PRECOMPUTED, ReferredLoss
 from xtrain.dsl.schema.model import FAMILIES, ModelFolder

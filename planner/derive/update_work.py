@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 from attrs import evolve
 
 from xtrain.blocks.op_trace import CollectiveCall
-from xtrain.contracts.component import planned
 from xtrain.contracts.optimizers import PlannedOptimizer, UpdateWork
+from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.optimizers import OPTIMIZERS
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.groups import optimizers_of, rows_at_once

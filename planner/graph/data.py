@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from xtrain.contracts.component import planned
 from xtrain.contracts.data import PlannedLink
+from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.data import Dataset
 from xtrain.dsl.schema.data_components import PACKINGS, RowLink, row_link, tokenizer_kind
 from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, ReferredLoss

@@ -6,10 +6,10 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from xtrain.contracts.actions import PlannedAction
-from xtrain.contracts.component import planned_class
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.evaluation.values import quantity_text
 from xtrain.dsl.schema.actions import ACTIONS
+from xtrain.dsl.schema.component import planned_class
 from xtrain.dsl.schema.optimizers import OPTIMIZERS, ParameterGroup
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from xtrain.contracts.actions import PlannedAction
-from xtrain.contracts.component import planned_class
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.actions import ACTIONS, action_of
+from xtrain.dsl.schema.component import planned_class
 from xtrain.dsl.schema.run import Hook
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.user_parts.kinds import AROUND, IN_STEP, NOTHING, PLACES, Place

@@ -12,10 +12,10 @@ from typing import Any, Final
 from attrs import asdict, evolve, frozen
 
 from xtrain.contracts.actions import PlannedAction
-from xtrain.contracts.component import planned
 from xtrain.dsl.evaluation.values import quantity_text
 from xtrain.dsl.schema.actions import LIMITS, SIGNALS, Action, EventName, Tick, by_default, saving, stopping
 from xtrain.dsl.schema.actions import Tick as TickSpec
+from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.run import Launch
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec

@@ -1,10 +1,10 @@
 """Warnings about written settings that have no effect."""
 
 from xtrain.contracts.actions import PlannedAction
-from xtrain.contracts.component import planned
 from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.cluster import Cluster
+from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.plan.arithmetic import Arithmetic

@@ -9,9 +9,9 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from xtrain.contracts.component import planned
 from xtrain.contracts.models import PlannedModel
 from xtrain.contracts.stacks import stack_of
+from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.data_components import row_link
 from xtrain.dsl.schema.model import expert_families
 from xtrain.dsl.schema.parallel import STACKS, Ep

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from xtrain.contracts.actions import PlannedAction
-from xtrain.contracts.component import planned
 from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.data_components import row_link
 from xtrain.dsl.schema.precision import BLOCKS, RECIPES, Base
 from xtrain.dsl.schema.setting import Auto

@@ -5,11 +5,11 @@ from typing import Final
 
 from attrs import evolve
 
-from xtrain.contracts.component import planned
+from xtrain.contracts.actions import PlannedLauncher, PlannedTracker
 from xtrain.contracts.optimizers import PlannedOptimizer
-from xtrain.contracts.run import PlannedLauncher, PlannedTracker
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText
 from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema.component import planned
 from xtrain.dsl.spec import Origin, Spec
 from xtrain.plan.amounts import build_phases, check_events, check_stops
 from xtrain.plan.architecture import Architecture

@@ -5,7 +5,8 @@ nor numpy, so that a file of sources stays light.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeVar, overload
+from functools import wraps
+from typing import Any, Final, Literal, Protocol, TypeVar, overload
 
 from attrs import field, frozen
 
@@ -25,18 +26,31 @@ class Mark:
     options: dict[str, Any] = field(factory=dict)
 
 
-@overload
-def source(function: F) -> F: ...
-@overload
-def source() -> Callable[[F], F]: ...
-def source(function: F | None = None) -> F | Callable[[F], F]:
+class _Decorator(Protocol):
+    @overload
+    def __call__(self, function: F, /) -> F: ...
+    @overload
+    def __call__(self) -> Callable[[F], F]: ...
+
+
+def _bare_or_called(register: Callable[[F], F]) -> _Decorator:
+    """Let a decorator without arguments be written with and without parentheses."""
+
+    @wraps(register)
+    def decorate(function: Any = None, /) -> Any:
+        return register if function is None else register(function)
+
+    return decorate
+
+
+@_bare_or_called
+def source(function: F) -> F:
     """Register a function as a source of documents: `dataset web { source = name(…) }`.
 
     It yields documents, in the same order each time: a text, or a dict whose fields the dataset's `text`, `messages`,
     or `prompt` and `response` name. Its parameters are the arguments that a spec gives.
     """
-    mark = _marker(Mark("source"))
-    return mark if function is None else mark(function)
+    return _marker(Mark("source"))(function)
 
 
 def collator(takes: str, gives: str | None = None) -> Callable[[F], F]:
@@ -89,19 +103,15 @@ def loss(
     return mark if function is None else mark(function)
 
 
-@overload
-def reward(function: F) -> F: ...
-@overload
-def reward() -> Callable[[F], F]: ...
-def reward(function: F | None = None) -> F | Callable[[F], F]:
+@_bare_or_called
+def reward(function: F) -> F:
     """Register a function as a reward, which rates a completion of a rollout: `reward name { … }`.
 
     Its first three parameters get the text of the prompt, the text of the completion without its end token, and the
     record: a dict with the text of the dataset's `answer`, and its `values`. The others are settings. It returns a
     number. One of the ranks that compute a row calls it, once for each completion.
     """
-    mark = _marker(Mark("reward"))
-    return mark if function is None else mark(function)
+    return _marker(Mark("reward"))(function)
 
 
 def optimizer(state: Sequence[str] = (), scalars: Sequence[str] = ()) -> Callable[[F], F]:
@@ -123,19 +133,15 @@ def optimizer(state: Sequence[str] = (), scalars: Sequence[str] = ()) -> Callabl
     return _marker(Mark("optimizer", {"state": names_of(state), "scalars": names_of(scalars)}))
 
 
-@overload
-def schedule(function: F) -> F: ...
-@overload
-def schedule() -> Callable[[F], F]: ...
-def schedule(function: F | None = None) -> F | Callable[[F], F]:
+@_bare_or_called
+def schedule(function: F) -> F:
     """Register a function as a learning-rate schedule: `scheduler name { … }`.
 
     It is called with the number of a step, from 0 (as torch's `LambdaLR` counts), and the number of all steps, and
     returns the factor of the peak learning rate in that step: finite and not negative. The other parameters are
     settings. It must depend on nothing else, because a resumed run calls it again.
     """
-    mark = _marker(Mark("schedule"))
-    return mark if function is None else mark(function)
+    return _marker(Mark("schedule"))(function)
 
 
 def hook(place: Place, changes: Literal["nothing", "gradients", "parameters"] = "nothing") -> Callable[[F], F]:
@@ -156,57 +162,39 @@ def hook(place: Place, changes: Literal["nothing", "gradients", "parameters"] = 
     return _marker(Mark("hook", {"place": place, "changes": changes}))
 
 
-@overload
-def action(function: F) -> F: ...
-@overload
-def action() -> Callable[[F], F]: ...
-def action(function: F | None = None) -> F | Callable[[F], F]:
+@_bare_or_called
+def action(function: F) -> F:
     """Register a function as an action: `every 100 steps name { … }`, `on finish name`.
 
     Its first parameter gets an `xtrain.RunContext`; the others are settings. It is called on all ranks, between steps,
     and must not change the model. It may return metrics, a dict of numbers: the first rank's are recorded as
     `action/NAME/KEY`.
     """
-    mark = _marker(Mark("action"))
-    return mark if function is None else mark(function)
+    return _marker(Mark("action"))(function)
 
 
-@overload
-def step(function: F) -> F: ...
-@overload
-def step() -> Callable[[F], F]: ...
-def step(function: F | None = None) -> F | Callable[[F], F]:
+@_bare_or_called
+def step(function: F) -> F:
     """Register a function as the forward and backward of a step: `step name { … }`.
 
     Its first parameter gets an `xtrain.StepContext`; the others are settings. When it returns, every microbatch has
     been taken, and the gradients are those of the sum of losses times `context.scale`.
     """
-    mark = _marker(Mark("step"))
-    return mark if function is None else mark(function)
+    return _marker(Mark("step"))(function)
 
 
-@overload
-def evaluation_step(function: F) -> F: ...
-@overload
-def evaluation_step() -> Callable[[F], F]: ...
-def evaluation_step(function: F | None = None) -> F | Callable[[F], F]:
+@_bare_or_called
+def evaluation_step(function: F) -> F:
     """Register a function as the forward of evaluations: `evaluation_step name { … }`.
 
     Its first parameter gets an `xtrain.StepContext`; the others are settings. It takes every microbatch and returns the
     sum of losses over their valid tokens; the evaluation divides the sum over all ranks by the number of these tokens.
     """
-    mark = _marker(Mark("evaluation_step"))
-    return mark if function is None else mark(function)
+    return _marker(Mark("evaluation_step"))(function)
 
 
-C = TypeVar("C", bound=type)
-
-
-@overload
-def tracker(kind: C) -> C: ...
-@overload
-def tracker() -> Callable[[C], C]: ...
-def tracker(kind: C | None = None) -> C | Callable[[C], C]:
+@_bare_or_called
+def tracker(kind: F) -> F:
     """Register a class as a tracker, which gets the records of a run: `log { Name { … } }`.
 
     One object is created, without arguments, in a thread of the first rank when the run begins, and all its methods are
@@ -215,23 +203,18 @@ def tracker(kind: C | None = None) -> C | Callable[[C], C]:
     dict, as in `metrics.jsonl`; `event(record)` gets an event, as in `events.jsonl`; `close(exit_code)` is called last.
     If a method raises, the run records a warning, stops calling the tracker and continues training.
     """
-    mark = _marker(Mark("tracker"))
-    return mark if kind is None else mark(kind)
+    return _marker(Mark("tracker"))(kind)
 
 
-@overload
-def family(function: F) -> F: ...
-@overload
-def family() -> Callable[[F], F]: ...
-def family(function: F | None = None) -> F | Callable[[F], F]:
+@_bare_or_called
+def family(function: F) -> F:
     """Register a function as a model family: `model name { dim = 64, … }`.
 
     Its first parameter stands for the settings that every family has; the others are settings of its own. It returns
     the decoder block, composed of pieces (`pre_norm`, `AttentionLayer`, …) and of functions with `@layer`. It is read
     from its source text and never called.
     """
-    mark = _marker(Mark("family"))
-    return mark if function is None else mark(function)
+    return _marker(Mark("family"))(function)
 
 
 @overload

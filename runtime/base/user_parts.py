@@ -27,8 +27,7 @@ from xtrain.dsl.values import digest as env_digest
 from xtrain.plan.canonical import canonical
 from xtrain.plan.data import own_modules
 from xtrain.plan.plan import Plan
-from xtrain.runtime.base.data_errors import DataError
-from xtrain.runtime.base.errors import EnvironmentFault, values_here
+from xtrain.runtime.base.errors import DataError, EnvironmentFault, values_here
 from xtrain.runtime.base.part_decorators import MARK, Mark
 
 _PRIVATE = "xtrain_parts"

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from xtrain.dsl.schema.data_components import LOCAL_MICROBATCH, MICROBATCH, RAW_ROWS
 from xtrain.plan.arithmetic import LONGEST_PADDING
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch, Sample, Samples, whole_positions
 from xtrain.runtime.feed.packing.stored_rows import UNKNOWN, RawRow
 

@@ -18,7 +18,7 @@ from xtrain.plan.learning_rate import in_order
 from xtrain.plan.plan import Plan, PlanPhase
 from xtrain.plan.step_sizes import TURN, MixtureSampler, RepeatedSizes, StepSizes
 from xtrain.plan.timeline import counted_arithmetic, counted_timeline, waits
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.packing.stored_rows import RowReader
 
 

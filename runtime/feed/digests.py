@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from attrs import define, field, frozen
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.files import PARTIAL_PREFIX as PARTIAL
 
 BLOCK = 1 << 22  # bytes read at a time

@@ -16,7 +16,7 @@ from attrs import evolve, field, frozen
 
 from xtrain.dsl.schema.losses import WEIGHTS
 from xtrain.runtime.base.bounded import BeyondBounds, Bounded
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.chat.template import ChatTemplate, load_template
 from xtrain.runtime.feed.chat.turns import Span
 from xtrain.runtime.feed.chat.writer import ConversationWriter, WrittenConversation

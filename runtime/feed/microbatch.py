@@ -16,7 +16,7 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.packing.stored_rows import UNKNOWN
 
 # Label of a position without loss; torch's cross entropy ignores it by default.

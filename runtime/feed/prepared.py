@@ -14,7 +14,7 @@ from attrs import field, frozen
 from xtrain.dsl.schema.data_components import SOURCES, packing_of
 from xtrain.plan.canonical import DATA, digest
 from xtrain.plan.plan import Counted, Node, Plan
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.digests import FileDigests, remembering
 from xtrain.runtime.feed.documents import DocumentEncoder
 from xtrain.runtime.feed.packing.rows import Oversized, Rows, pack_pairs, pack_rows

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from attrs import define, evolve, field, frozen
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 
 Form = Literal["text", "chat", "instruction", "choices", "preference", "tokens"]
 TrainOn = Literal["assistant", "last", "all"]

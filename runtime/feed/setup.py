@@ -19,8 +19,7 @@ from xtrain.plan.plan import Plan, PlanPhase, Timeline
 from xtrain.plan.step_sizes import RepeatedSizes, StepSizes
 from xtrain.plan.timeline import counted_arithmetic, counted_timeline
 from xtrain.records.training_events import DataEvent, HorizonEvent, HorizonStretch, HorizonTick, TokeniseEvent
-from xtrain.runtime.base.data_errors import DataError
-from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.errors import DataError, EnvironmentFault
 from xtrain.runtime.base.mesh import CollectiveErrors
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Progress, Rank

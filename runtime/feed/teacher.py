@@ -17,8 +17,7 @@ from xtrain.plan.canonical import DATA, digest
 from xtrain.plan.plan import Plan
 from xtrain.plan.weight_files import CONFIG, WeightsUnreadable, read_weight_files
 from xtrain.regular_files import read_json
-from xtrain.runtime.base.data_errors import DataError
-from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.errors import DataError, EnvironmentFault
 from xtrain.runtime.base.files import PARTIAL_PREFIX as PARTIAL
 from xtrain.runtime.base.files import STALE_SECONDS, publish, sweep, write
 from xtrain.runtime.base.locks import HeldLock, hold

@@ -6,20 +6,16 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from attrs import Factory, define, evolve, field, frozen
 
 from xtrain.regular_files import read_json
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.digests import file_digest
 from xtrain.runtime.feed.records import BadRecord, BadRecordReport
 from xtrain.text.units import bytes_text, rate_text, seconds_text
-
-if TYPE_CHECKING:
-    pass
-
 
 Stage = Literal["files", "tokens", "waiting"]
 

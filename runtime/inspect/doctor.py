@@ -14,8 +14,7 @@ from xtrain.plan.plan import Plan
 from xtrain.plan.timeline import count_saves
 from xtrain.plan.vocabulary import differing_token
 from xtrain.planner.costs.run import disk_of
-from xtrain.runtime.base.data_errors import DataError
-from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.errors import DataError, EnvironmentFault
 from xtrain.runtime.base.hosts import NodePlace, check_own_name
 from xtrain.runtime.base.limits import faults_of_limits, need_of
 from xtrain.runtime.base.packages import package_faults

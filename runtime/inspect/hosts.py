@@ -38,8 +38,7 @@ class HostFacts:
     port: int
 
     @classmethod
-    def of_json(cls, text: bytes | str) -> "HostFacts":
-        content = json.loads(text)
+    def of_json(cls, content: dict[str, Any]) -> "HostFacts":
         return cls(machine=MachineFacts(**content["machine"]), address=content["address"], port=content["port"])
 
 
@@ -139,7 +138,7 @@ def find_between_hosts(meeting: HostMeeting, machine: MachineFacts, folder: Path
     findings: list[Unfit] = []
     with answering_time() as port:
         own = HostFacts(machine=machine, address=own_address(meeting.place.host, meeting.place.port), port=port)
-        others = [HostFacts.of_json(json.dumps(facts)) for facts in meeting.exchange("facts", asdict(own))]
+        others = [HostFacts.of_json(facts) for facts in meeting.exchange("facts", asdict(own))]
         findings += reach_others(others, meeting.place.index)
         findings += compare_versions(others[0].machine, machine)
         findings += _shares_folder(meeting, folder)

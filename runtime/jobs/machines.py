@@ -17,8 +17,7 @@ from attrs import asdict, define, evolve, field, fields, frozen
 
 from xtrain.plan.plan import Plan
 from xtrain.records.names import EndStatus
-from xtrain.runtime.base.data_errors import DataError
-from xtrain.runtime.base.errors import EXIT_CODES, STATUS_OF_SIGNAL, EnvironmentFault
+from xtrain.runtime.base.errors import EXIT_CODES, STATUS_OF_SIGNAL, DataError, EnvironmentFault
 from xtrain.runtime.base.hosts import ARRIVAL, LOOPBACK, NodePlace, reach, words
 from xtrain.runtime.base.process import BEGAN, OTHERS_GO_ON
 from xtrain.runtime.jobs.launch import rank_command

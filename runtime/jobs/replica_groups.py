@@ -40,9 +40,9 @@ from xtrain.runtime.observe.stopping import stop_signals
 
 # Variables of a start that the ranks of all machines receive.
 OF_START: Final = (RESTART, FIRST_STEP, BEGAN)
-# Starts of a group in a row without a step: another one would fail too.
+# Starts in a row that fail without a step of a group, or before the set-up of all ranks: another would fail too.
 AT_ONCE: Final = 3
-# Seconds before a group is restarted, doubled after each start without a step.
+# Seconds before a restart, doubled after each such start: a temporary fault may have passed.
 SHORTEST: Final = 1.0
 LONGEST: Final = 30.0
 # Seconds for ranks to exit, in addition to saving; and seconds between two checks of their heartbeats.

@@ -48,11 +48,11 @@ from xtrain.runtime.store.beginning import (
     planned_files,
     starting_point,
 )
-from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder
+from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder, Publisher
 from xtrain.runtime.store.file_saver import FileSaver, Snapshots
 from xtrain.runtime.store.full_state import FullState, KeptFile, Restored, choose, flaw_of
-from xtrain.runtime.store.publication import Publisher, finish_rollback
 from xtrain.runtime.store.reading import WholeTensors, read_tensors
+from xtrain.runtime.store.rollback import finish_rollback
 from xtrain.runtime.store.saver import HostCopy, Mode, Overlap, Saver
 from xtrain.runtime.store.stored_weights import WeightReader
 from xtrain.runtime.store.writing import Backend, Transaction

@@ -18,9 +18,8 @@ from xtrain.plan.plan import Node, Plan
 from xtrain.records.events import RunEndEvent
 from xtrain.records.names import ControlWord, EndStatus
 from xtrain.records.training_events import RunStartEvent, SetupBeginEvent, SetupDoneEvent, SetupEvent
-from xtrain.runtime.base.data_errors import DataError
 from xtrain.runtime.base.device import forget_peak
-from xtrain.runtime.base.errors import EXIT_CODES, EnvironmentFault
+from xtrain.runtime.base.errors import EXIT_CODES, DataError, EnvironmentFault
 from xtrain.runtime.base.errors import exit_process as exit_this_process
 from xtrain.runtime.base.limits import limit_fault
 from xtrain.runtime.base.ops import OPS, PlanMismatch, load_ops, op, op_of
@@ -37,7 +36,7 @@ from xtrain.runtime.loop.node_calls import DueTicks, NodeCalls, topological
 from xtrain.runtime.loop.training_loop import TrainingLoop
 from xtrain.runtime.nn.batch import NonFinite, NothingLearned
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter
-from xtrain.runtime.observe.records import CLOSE_SECONDS, Records
+from xtrain.runtime.observe.records import CLOSE_SECONDS, Records, Trackers
 from xtrain.runtime.observe.stopping import (
     SECOND_INTERRUPT_SECONDS,
     StopRequests,
@@ -45,7 +44,6 @@ from xtrain.runtime.observe.stopping import (
     report_deadline,
     report_failure,
 )
-from xtrain.runtime.observe.trackers import Trackers
 from xtrain.runtime.observe.watch import DirectoryWatch, Poller, Watchdog
 from xtrain.runtime.store.beginning import starting_point, total_steps
 from xtrain.runtime.store.saver import Saver

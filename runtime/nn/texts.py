@@ -13,7 +13,7 @@ from torch import Tensor
 
 from xtrain.plan.plan import Plan
 from xtrain.runtime.base.bounded import BeyondBounds, Bounded
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.chat.template import Arguments, ChatTemplate, TemplateRefusal, reserved, unused
 from xtrain.runtime.feed.chat.writer import written_prompt, written_turns
 from xtrain.runtime.feed.records import Message, named_values

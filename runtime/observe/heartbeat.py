@@ -9,11 +9,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -239,12 +240,12 @@ def first_of_machine(rank: Rank, work: Callable[[], T], beat: HeartbeatWriter) -
     """
     if rank.world_size == 1:
         return work()
-    mine = _Work(work) if rank.local_rank == 0 else None
+    mine = _begun(work) if rank.local_rank == 0 else None
     pause = SOONEST
     while True:
-        if mine is not None:
-            mine.wait(pause)
-        done = torch.tensor([float(mine is None or mine.done)])
+        if mine is not None and wait([mine], pause).done and (error := mine.exception()) is not None:
+            raise error
+        done = torch.tensor([float(mine is None or mine.done())])
         dist.all_reduce(done, op=dist.ReduceOp.MIN)
         beat.mark()
         if done.item():
@@ -252,30 +253,15 @@ def first_of_machine(rank: Rank, work: Callable[[], T], beat: HeartbeatWriter) -
         pause = min(2 * pause, LATEST)
 
 
-class _Work(Generic[T]):
-    """A call in a thread of its own."""
+def _begun(work: Callable[[], T]) -> Future[T]:
+    """Start a call in a thread that does not keep the process alive, unlike those of an executor."""
+    future: Future[T] = Future()
 
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._found: list[T] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(work,), name="preparing data", daemon=True)
-        self._thread.start()
-
-    def _run(self, work: Callable[[], T]) -> None:
+    def run() -> None:
         try:
-            self._found.append(work())
+            future.set_result(work())
         except BaseException as error:
-            self._error = error
+            future.set_exception(error)
 
-    def wait(self, seconds: float) -> None:
-        """Wait until it is done, at most `seconds`. Raises what it has raised."""
-        self._thread.join(seconds)
-        if self._error is not None:
-            raise self._error
-
-    @property
-    def done(self) -> bool:
-        return bool(self._found)
-
-    def result(self) -> T:
-        return self._found[0]
+    threading.Thread(target=run, name="preparing data", daemon=True).start()
+    return future

@@ -6,17 +6,18 @@ Files and trackers are written by threads of their own and cannot delay training
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from attrs import define, field
+from attrs import define, field, frozen
 from msgspec.structs import replace
 
 from xtrain.dsl.values import masked
+from xtrain.plan.plan import Plan
 from xtrain.records.events import WarningEvent
 from xtrain.records.lines import Event, as_object, free_texts, plain_value, read
 from xtrain.records.metrics import StepMetrics
@@ -34,6 +35,11 @@ from xtrain.runtime.base.json_lines import (
     trim_after,
 )
 from xtrain.runtime.base.process import ReplicaGroup
+from xtrain.runtime.observe.provenance import typed_value
+
+if TYPE_CHECKING:
+    from xtrain.runtime.base.state import Progress
+
 
 # Seconds that a checkpoint waits for trackers that write to a local disk.
 TRACKER_SETTLE_SECONDS: Final = 5.0
@@ -345,3 +351,72 @@ class Records:
             self._reported_lost = True
             message = f"{lost} records were dropped: the disk of {self.directory} was too slow"
             self._event(WarningEvent(step=step, message=message), seconds=0)
+
+
+@frozen(kw_only=True)
+class TrackerContext:
+    """Facts of a run for a tracker that begins.
+
+    directory: of the run, where a tracker keeps its files. step: the step that this start resumes after, 0 at the first
+    start; records of later steps from an earlier start are void. rolled_back: number of steps that rollbacks have
+    undone so far. plan: of the run. warn: records a warning for people.
+    """
+
+    directory: Path
+    step: int
+    rolled_back: int
+    plan: Plan
+    warn: Callable[[str], None]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Every resolved setting as nested maps, `{"optimizer": {"lr": 0.0003, …}, …}`, with the plan's ids."""
+        nested: dict[str, Any] = {"plan_id": self.plan.id, "config_id": self.plan.config_id}
+        for entry in self.plan.provenance:
+            *blocks, name = entry.path.split(".")
+            inner = nested
+            for block in blocks:
+                before = inner.get(block, {})
+                # A value with settings of its own, as a source.
+                inner[block] = before if isinstance(before, dict) else {"kind": before}
+                inner = inner[block]
+            inner[name] = typed_value(entry.value)
+        nested.setdefault("experiment", {}).setdefault("name", self.plan.name)
+        return nested
+
+
+@frozen
+class Trackers:
+    """Start of trackers, passed to their ops `setup.log.NAME`."""
+
+    plan: Plan
+    records: Records
+    progress: "Progress"
+
+    def begin(self, make: Callable[[TrackerContext], RecordWriter]) -> None:
+        """Create a tracker and give it all records from now on. Only the first rank creates it; with replica groups the
+        first rank of a group does so when the group begins to lead."""
+        if self.records.speaks:
+            self._begin(make)
+        elif self.records.first:
+            self.records.begin_speaking.append(lambda: self._begin(make))
+
+    def _begin(self, make: Callable[[TrackerContext], RecordWriter]) -> None:
+        context = TrackerContext(
+            directory=self.records.directory,
+            step=self.progress.step,
+            rolled_back=sum(before - after for before, after in self.progress.bad.went_back),
+            plan=self.plan,
+            warn=self._warn,
+        )
+        try:
+            writer = make(context)
+        except Exception as error:  # training continues without it, as after any later failure
+            self._warn(f"a tracker gets no records: {type(error).__name__}: {error}; metrics.jsonl is complete")
+            return
+        sink = RecordSink(writer, self._warn)
+        self.records.sinks.append(sink)
+        sink.begin()
+
+    def _warn(self, message: str) -> None:
+        self.records.warn(message, step=self.progress.step)

@@ -21,8 +21,7 @@ from attrs import define, field
 
 from xtrain.records.events import FailureEvent
 from xtrain.records.names import EndStatus
-from xtrain.runtime.base.data_errors import DataError
-from xtrain.runtime.base.errors import EXIT_CODES, EnvironmentFault
+from xtrain.runtime.base.errors import EXIT_CODES, DataError, EnvironmentFault
 from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.base.user_parts import PartFailed
 from xtrain.runtime.observe.records import Records

@@ -5,7 +5,6 @@ A run ends if no rank makes progress for the deadline. A run directory that was 
 
 import faulthandler
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.observe import provenance as metadata
 from xtrain.runtime.observe import stacks as collectives_in_flight
-from xtrain.runtime.observe.heartbeat import BeatFile, HeartbeatWriter, process_state
+from xtrain.runtime.observe.heartbeat import BeatFile, HeartbeatWriter, own_host, process_state
 from xtrain.runtime.observe.judge import PAUSE, HealthVerdict, Pace, SeenRank, State, explained, judge, whereabouts_of
 from xtrain.runtime.observe.provenance import read_code
 from xtrain.runtime.observe.records import Records
@@ -101,7 +100,7 @@ class Watchdog:
     before: int = 0
     observers: list[Callable[[Pace], None]] = field(factory=list)
     """Called about once a second by the thread, until the run is being ended."""
-    _host: str = field(factory=socket.gethostname)
+    _host: str = field(factory=own_host)
     _closed: threading.Event = field(factory=threading.Event)
     _thread: threading.Thread | None = None
     _answer: int | None = None

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from attrs import define, field, frozen
 
 from xtrain.plan.plan import Plan
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.feed.chat.template import load_template

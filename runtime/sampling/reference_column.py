@@ -20,8 +20,7 @@ from xtrain.plan.canonical import DATA, digest
 from xtrain.plan.plan import Plan
 from xtrain.records.training_events import ReferenceEvent
 from xtrain.regular_files import read_json
-from xtrain.runtime.base.data_errors import DataError
-from xtrain.runtime.base.errors import EnvironmentFault, ResumeRefused
+from xtrain.runtime.base.errors import DataError, EnvironmentFault, ResumeRefused
 from xtrain.runtime.base.files import make_folder, move_aside
 from xtrain.runtime.base.mesh import Meshes
 from xtrain.runtime.base.ops import op

@@ -24,8 +24,7 @@ from xtrain.plan.weight_layout import assign
 from xtrain.planner.derive.further_models import TEACHER_NAME as NAME
 from xtrain.planner.derive.further_models import teacher_text
 from xtrain.planner.load import plan_from_text
-from xtrain.runtime.base.data_errors import DataError
-from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.errors import DataError, EnvironmentFault
 from xtrain.runtime.base.ops import load_ops, op_of
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.feed.dataset_view import data_nodes, tokenizer_of

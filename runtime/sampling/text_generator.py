@@ -7,7 +7,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.feed.tokenizers import TextTokenizer
 from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache, LayerCache, ModelBatch

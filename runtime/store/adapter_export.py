@@ -9,9 +9,9 @@ from attrs import evolve, field, frozen
 from torch import Tensor
 
 from xtrain.blocks.adapted import AdaptedMatrix, adapted_matrices, alone_name
-from xtrain.contracts.component import planned
 from xtrain.contracts.models import PlannedAdapter
 from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.dsl.schema.component import planned
 from xtrain.plan.architecture import Architecture, ParameterSpec, parameters
 from xtrain.plan.groups import alone, unfit_task
 from xtrain.plan.parameters import count_parameters, name_of
@@ -43,11 +43,12 @@ from xtrain.runtime.store.export import (
     SMALL_BYTES,
     Export,
     Exported,
+    WeightsExport,
     check_exportable,
     check_room,
     formats_of,
 )
-from xtrain.runtime.store.export_folder import exporting, last_loss, model_card, new_folder
+from xtrain.runtime.store.export_folder import last_loss, model_card, new_folder
 from xtrain.runtime.store.export_weights import Merging, Report, WeightsWriter
 from xtrain.runtime.store.reading import WholeTensors
 
@@ -84,27 +85,15 @@ def stored_names(plan: Plan, task: str | None) -> Mapping[str, str]:
 
 
 @frozen(kw_only=True)
-class AdapterExport:
-    """Export of an adapter alone; fields as in `Export`. dtype: number format; None keeps the format of each tensor in
-    the folder that the adapter was read from, or else the format of the run's parameters. names: parameter → its
-    name in the checkpoint, where the two differ (adapters of tasks, `stored_names`)."""
+class AdapterExport(WeightsExport):
+    """Export of an adapter alone. dtype: None keeps the format of each tensor in the folder that the adapter was read
+    from, or else the format of the run's parameters. names: parameter → its name in the checkpoint, where the two
+    differ (adapters of tasks, `stored_names`)."""
 
-    plan: Plan
-    run: Path
-    base: Path
-    tensors: Path
-    prefix: str
-    weights: Which
-    state: dict[str, Any]
-    dtype: str | None
     names: Mapping[str, str] = field(factory=dict)
-    held: HeldLock | None = None
 
-    def write(self, to: Path, report: Report) -> Exported:
-        """Write the folder `to`. Raises EnvironmentFault, and then leaves no folder."""
+    def _check(self) -> None:
         check_adapter_exportable(self.plan)
-        with exporting(to):
-            return self._write(to, report)
 
     def _write(self, to: Path, report: Report) -> Exported:
         origin = self._origin()
@@ -250,23 +239,9 @@ def export_of(
     """
     check_exportable(plan, dequantise=dequantise, merges=merges)
     own = plan_of(plan, task) if merges else plan
-    entry, weights, held = chosen(plan, directory, checkpoint=checkpoint, averaged=averaged)
-    # The paths of a run are relative to where it was started, not to where it is exported.
-    base = started_in(directory)
-    return Export(
-        plan=own,
-        run=directory,
-        base=base,
-        tensors=entry.path,
-        prefix=prefix(entry, weights),
-        weights=weights,
-        state={**entry.state(), "step": entry.step},
-        dtype=dtype,
-        most=most,
-        dequantise=dequantise,
-        merging=Merging(own, base, entry, stored_names(plan, task)) if merges else None,
-        held=held,
-    )
+    entry, source = _source(plan, directory, checkpoint=checkpoint, averaged=averaged)
+    merging = Merging(own, source["base"], entry, stored_names(plan, task)) if merges else None
+    return Export(plan=own, dtype=dtype, most=most, dequantise=dequantise, merging=merging, **source)
 
 
 def adapter_export_of(
@@ -281,19 +256,25 @@ def adapter_export_of(
     """Return the export of the adapter in a checkpoint of a run; arguments as in `export_of`."""
     own = plan_of(plan, task)
     check_adapter_exportable(own)
+    _, source = _source(plan, directory, checkpoint=checkpoint, averaged=averaged)
+    return AdapterExport(plan=own, dtype=dtype, names=stored_names(plan, task), **source)
+
+
+def _source(
+    plan: Plan, directory: Path, *, checkpoint: str | None, averaged: bool | None
+) -> tuple[CheckpointEntry, dict[str, Any]]:
+    """Return a checkpoint of a run, and the fields of its export that say where it is and what it holds."""
     entry, weights, held = chosen(plan, directory, checkpoint=checkpoint, averaged=averaged)
-    return AdapterExport(
-        plan=own,
-        run=directory,
-        base=started_in(directory),
-        tensors=entry.path,
-        prefix=prefix(entry, weights),
-        weights=weights,
-        state={**entry.state(), "step": entry.step},
-        dtype=dtype,
-        names=stored_names(plan, task),
-        held=held,
-    )
+    return entry, {
+        "run": directory,
+        # The paths of a run are relative to where it was started, not to where it is exported.
+        "base": started_in(directory),
+        "tensors": entry.path,
+        "prefix": prefix(entry, weights),
+        "weights": weights,
+        "state": {**entry.state(), "step": entry.step},
+        "held": held,
+    }
 
 
 def chosen(

@@ -80,14 +80,12 @@ class Exported:
 
 
 @frozen(kw_only=True)
-class Export:
-    """Export of a checkpoint as a model folder.
+class WeightsExport:
+    """Export of a checkpoint as a folder.
 
     run: the run's directory. base: the folder that its paths are relative to. tensors: the checkpoint's folder; prefix:
-    of the weights' names in it; weights: their kind. state: the checkpoint's description. dtype: number format, None:
-    see `_formats`. most: bytes of a weight file. dequantise: write quantized matrices of the base as the values of
-    their codes. merging: merges the checkpoint's adapter into the base; None for a checkpoint of a whole model. held:
-    keeps the run from removing the checkpoint.
+    of the weights' names in it; weights: their kind. state: the checkpoint's description. dtype: number format of the
+    folder. held: keeps the run from removing the checkpoint.
     """
 
     plan: Plan
@@ -98,16 +96,37 @@ class Export:
     weights: Which
     state: dict[str, Any]
     dtype: str | None
-    most: int
-    dequantise: bool = False
-    merging: Merging | None = None
     held: HeldLock | None = None
 
     def write(self, to: Path, report: Report) -> Exported:
         """Write the folder `to`. Raises EnvironmentFault or DataError, and then leaves no folder."""
-        check_exportable(self.plan, dequantise=self.dequantise, merges=self.merging is not None)
+        self._check()
         with exporting(to):
             return self._write(to, report)
+
+    def _check(self) -> None:
+        """Raise ExportFailed if the folder's readers have no form of the model."""
+        raise NotImplementedError
+
+    def _write(self, to: Path, report: Report) -> Exported:
+        raise NotImplementedError
+
+
+@frozen(kw_only=True)
+class Export(WeightsExport):
+    """Export of a checkpoint as a model folder.
+
+    dtype: None: see `_formats`. most: bytes of a weight file. dequantise: write quantized matrices of the base as the
+    values of their codes. merging: merges the checkpoint's adapter into the base; None for a checkpoint of a whole
+    model.
+    """
+
+    most: int
+    dequantise: bool = False
+    merging: Merging | None = None
+
+    def _check(self) -> None:
+        check_exportable(self.plan, dequantise=self.dequantise, merges=self.merging is not None)
 
     def _write(self, to: Path, report: Report) -> Exported:
         plan = self.plan

@@ -16,8 +16,7 @@ from xtrain.plan.checkpoints import checkpoint_contents
 from xtrain.plan.plan import Plan
 from xtrain.plan.step_sizes import past_of
 from xtrain.runtime.base import device as streams
-from xtrain.runtime.base.data_errors import DataError
-from xtrain.runtime.base.errors import ResumeRefused, StorageFailed
+from xtrain.runtime.base.errors import DataError, ResumeRefused, StorageFailed
 from xtrain.runtime.base.mesh import CollectiveErrors
 from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.feed.curriculum import Remarks
@@ -29,8 +28,8 @@ from xtrain.runtime.nn.parallelize import reshard
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.nn.weights import optimizer_tensors, saved_tensors
 from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder, flaws
-from xtrain.runtime.store.publication import onward
 from xtrain.runtime.store.reading import read_tensors
+from xtrain.runtime.store.rollback import onward
 
 # The learning rate is not stored: it is a closed form of the counters.
 ORDER: Final = ("model", "ema", "optimizer", "loader", "counters", "completions", "rng")

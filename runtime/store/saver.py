@@ -25,9 +25,9 @@ from xtrain.runtime.store.checkpoints import (
     entry_of,
     read_sidecar,
     total_bytes,
+    write_late_metrics,
 )
 from xtrain.runtime.store.full_state import FullState
-from xtrain.runtime.store.publication import write_late_metrics
 from xtrain.runtime.store.writing import Transaction
 from xtrain.text.units import bytes_text
 

@@ -26,8 +26,7 @@ from xtrain.plan.checkpoints import Pointer
 from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.mesh import CollectiveErrors
 from xtrain.runtime.nn.weights import quiet_alone
-from xtrain.runtime.store.checkpoints import TENSORS, CheckpointEntry, file_checksums
-from xtrain.runtime.store.publication import Publisher, partial_of
+from xtrain.runtime.store.checkpoints import TENSORS, CheckpointEntry, Publisher, file_checksums, partial_of
 
 # Placeholder for the plan of a rank that has not changed.
 UNCHANGED = SavePlan([], usable=False)

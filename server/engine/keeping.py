@@ -15,8 +15,8 @@ from msgspec.structs import asdict, replace
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from xtrain.contracts.component import planned
 from xtrain.contracts.models import PlannedAdapter
+from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.plan.architecture import Architecture, ParameterSpec, buffers
 from xtrain.plan.graph import SETUP

@@ -14,9 +14,8 @@ from typing import Any, Final
 from xtrain.plan.plan import Node, Plan
 from xtrain.records.names import EndStatus
 from xtrain.records.training_events import RunStartEvent, SetupDoneEvent, SetupEvent
-from xtrain.runtime.base.data_errors import DataError
 from xtrain.runtime.base.device import forget_peak
-from xtrain.runtime.base.errors import EXIT_CODES, EnvironmentFault, exit_process
+from xtrain.runtime.base.errors import EXIT_CODES, DataError, EnvironmentFault, exit_process
 from xtrain.runtime.base.process import die_with_launcher
 from xtrain.runtime.base.state import Progress
 from xtrain.runtime.loop.bootstrap import choose_device

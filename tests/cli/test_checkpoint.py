@@ -8,8 +8,7 @@ from small_checkpoints import save, save_model
 
 from xtrain.cli.main import main
 from xtrain.runtime.base.locks import LAUNCHER_LOCK, hold
-from xtrain.runtime.store.checkpoints import TENSORS, CheckpointFolder
-from xtrain.runtime.store.publication import Publisher
+from xtrain.runtime.store.checkpoints import TENSORS, CheckpointFolder, Publisher
 from xtrain.runtime.store.writing import Backend
 
 

@@ -7,8 +7,7 @@ from small_runs import drawn, make_run, plan_of, save
 
 from xtrain.cli.export import file_size
 from xtrain.cli.main import main
-from xtrain.runtime.store.checkpoints import CheckpointFolder
-from xtrain.runtime.store.publication import Publisher
+from xtrain.runtime.store.checkpoints import CheckpointFolder, Publisher
 
 
 @pytest.fixture

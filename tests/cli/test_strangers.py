@@ -21,8 +21,7 @@ from small_runs import drawn, make_run, plan_of, save
 
 from xtrain.cli.main import main
 from xtrain.plan.serialise import plan_id, to_json
-from xtrain.runtime.store.checkpoints import file_checksums, read_sidecar
-from xtrain.runtime.store.publication import write_sidecar
+from xtrain.runtime.store.checkpoints import file_checksums, read_sidecar, write_sidecar
 
 SPEC = (Path(__file__).parents[2] / "specs" / "quickstart.xtrain").read_text(encoding="utf-8")
 SECONDS, MORE_BYTES = 10, 2**30

@@ -16,8 +16,7 @@ import pytest
 from other_packages import OTHER_STACKS
 from rooms import ROOMS
 
-from xtrain.contracts.actions import PlannedAction
-from xtrain.contracts.run import PlannedTracker
+from xtrain.contracts.actions import PlannedAction, PlannedTracker
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema import component
 from xtrain.dsl.schema.actions import ACTIONS, action_of
@@ -61,7 +60,7 @@ BLOCKS = ("planner/graph/provenance.py",)  # `checkpoint { … }`, `log { … }`
 COMMANDS = ("planner/graph/graph.py", "runtime/loop/commands.py", "runtime/jobs/launch.py")  # of `xtrain control`
 OTHER_THINGS = {
     "fp8": ("plan/hardware.py", "dsl/schema/precision.py"),  # a format of products
-    "int8": ("runtime/feed/sources/token_files.py",),  # a type of arrays
+    "int8": ("components/sources/tokens_run.py",),  # a type of arrays
     "ddp": ("dsl/starter.py",),  # a starter
     "cross_entropy": ("runtime/inspect/repeats.py",),  # a field of a step
     "rowwise": ("runtime/inspect/code_layouts.py",),  # a style of transformers
@@ -76,7 +75,7 @@ OTHER_THINGS = {
         "planner/review/training.py",  # of estimates: the bytes of one
         "planner/review/diff.py",
         "planner/identity.py",  # what a run begins with
-        "runtime/store/earlier_runs.py",
+        "runtime/store/run_directory.py",
         "runtime/store/beginning.py",
     ),
     "eval": (
@@ -91,9 +90,9 @@ OTHER_THINGS = {
         *COMMANDS,
         "dsl/checking/name_errors.py",  # a block of other trainers
         "runtime/loop/memory_report.py",  # a folder of the run
-        "runtime/inspect/profile.py",  # what is under way, one of each at a time
+        "components/actions/profile_torch.py",  # what is under way, one of each at a time
     ),
-    "memory_snapshot": ("runtime/inspect/memory_snapshot.py",),
+    "memory_snapshot": ("components/actions/memory_snapshot_torch.py",),
     "skip": (  # `oversized`
         "dsl/schema/data.py",
         "planner/graph/data.py",

@@ -8,11 +8,11 @@ import torch
 from attrs import evolve
 
 from xtrain.components.collators.pack_torch import pack
+from xtrain.components.collators.user_part_torch import join_rows, split_rows
 from xtrain.components.losses.bradley_terry_torch import ranked
 from xtrain.components.losses.regression_torch import squared
 from xtrain.runtime.feed.collate import local_part
 from xtrain.runtime.feed.microbatch import Sample, Samples, Units
-from xtrain.runtime.feed.user_collators import join_rows, split_rows
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.unit_losses import reward_losses, rewards, row_losses
 

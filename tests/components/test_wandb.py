@@ -13,8 +13,7 @@ from projects import Project
 from xtrain.components.trackers.wandb_run import WandbWriter
 from xtrain.planner.load import plan_from_spec
 from xtrain.records.metrics import StepMetrics
-from xtrain.runtime.observe.records import RecordSink
-from xtrain.runtime.observe.trackers import TrackerContext
+from xtrain.runtime.observe.records import RecordSink, TrackerContext
 
 
 class Library:

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from xtrain.runtime.base import files as durable
-from xtrain.runtime.store.checkpoints import TENSORS, CheckpointFolder, file_checksums
-from xtrain.runtime.store.publication import Publisher
+from xtrain.runtime.store.checkpoints import TENSORS, CheckpointFolder, Publisher, file_checksums
 from xtrain.runtime.store.writing import Backend
 
 

@@ -15,8 +15,7 @@ from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.mesh import CollectiveErrors
 from xtrain.runtime.nn.build import DTYPES
 from xtrain.runtime.store.beginning import planned_files
-from xtrain.runtime.store.checkpoints import CheckpointFolder
-from xtrain.runtime.store.publication import Publisher, partial_of
+from xtrain.runtime.store.checkpoints import CheckpointFolder, Publisher, partial_of
 from xtrain.runtime.store.stored_weights import WeightReader
 from xtrain.runtime.store.writing import Backend, write_tensors
 

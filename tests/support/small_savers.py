@@ -18,10 +18,9 @@ from xtrain.runtime.observe.records import Records
 from xtrain.runtime.store import full_state
 from xtrain.runtime.store import writing as file_writer
 from xtrain.runtime.store import writing as writer
-from xtrain.runtime.store.checkpoints import CheckpointFolder
+from xtrain.runtime.store.checkpoints import CheckpointFolder, Publisher
 from xtrain.runtime.store.file_saver import FileSaver, Snapshots
 from xtrain.runtime.store.full_state import FullState
-from xtrain.runtime.store.publication import Publisher
 from xtrain.runtime.store.saver import HostCopy, Saver
 from xtrain.runtime.store.writing import Transaction
 

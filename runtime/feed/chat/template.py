@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from xtrain.dsl.schema.data import is_template_text
 from xtrain.plan.data import markers
 from xtrain.regular_files import read_regular
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.chat.traced_text import (
     CLOSES,
     OPENS,

@@ -115,17 +115,12 @@ class TracedText(str):
         return self._cut(0, len(self) - len(suffix)) if suffix and self.endswith(suffix) else self
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        pieces = str.split(self, sep, maxsplit)
-        if sep is None:
-            return self._pieces(pieces)
-        parts, at = [], 0
-        for piece in pieces:
-            parts.append(self._cut(at, at + len(piece)))
-            at += len(piece) + len(sep)
-        return parts
+        return self._separated(str.split(self, sep, maxsplit), sep)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        pieces = str.rsplit(self, sep, maxsplit)
+        return self._separated(str.rsplit(self, sep, maxsplit), sep)
+
+    def _separated(self, pieces: list[str], sep: str | None) -> list[str]:
         if sep is None:
             return self._pieces(pieces)
         parts, at = [], 0

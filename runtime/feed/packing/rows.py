@@ -23,7 +23,7 @@ import numpy as np
 from attrs import define, evolve
 
 from xtrain.dsl.schema.data_components import packing_of
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.ops import code_of
 from xtrain.runtime.feed.token_store import TokenStore
 

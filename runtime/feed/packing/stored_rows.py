@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 
 from xtrain.plan.canonical import DATA, digest
 from xtrain.regular_files import read_json
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.files import ATTEMPTS, make_folder
 from xtrain.runtime.feed.packing.rows import Rows, cut_sides, sides_of
 from xtrain.runtime.feed.token_store import TokenStore

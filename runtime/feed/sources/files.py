@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from xtrain.dsl.schema.data_components import SOURCES
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.records import SourceUnit
 
 

@@ -16,7 +16,7 @@ from attrs import field, frozen
 from xtrain.contracts.data import FileSource
 from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.plan.canonical import DATA, text
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.ops import code_of
 from xtrain.runtime.feed.digests import file_digest
 from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, SourceUnit

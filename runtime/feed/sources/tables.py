@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.records import BadRecord, Content, Reads, SourceRecord, SourceUnit, Unusable, decoded, parsed
 from xtrain.runtime.feed.sources.fields import Take, find, settings_for, taker
 from xtrain.runtime.feed.sources.files import matched, needs, size_of

@@ -26,7 +26,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from xtrain.regular_files import read_json
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.files import PARTIAL_PREFIX as PARTIAL
 from xtrain.runtime.base.files import STALE_SECONDS, move_aside, publish, sweep
 from xtrain.runtime.feed.records import BadRecord, BadRecordReport

@@ -13,7 +13,7 @@ from xtrain.components.collators.flatten_torch import flatten
 from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.collate import compose
 from xtrain.runtime.feed.curriculum import TrainingRows
 from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import Split
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.chat.template import TEMPLATES
 from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
 from xtrain.runtime.feed.records import BadRecord, SourceRecord

@@ -160,7 +160,7 @@ def test_weights_as_openai_has_them(tmp_path: Path):
 
 
 def test_template_arguments_are_given_and_have_to_be_read(tmp_path: Path):
-    from xtrain.runtime.base.data_errors import DataError
+    from xtrain.runtime.base.errors import DataError
 
     text = PARTIAL + "{%- if thinking_budget is defined %}{{ thinking_budget }}{% endif %}"
     found = encoded([Q, A], text, tmp_path, template_arguments={"thinking_budget": 7})

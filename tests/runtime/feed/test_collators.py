@@ -16,7 +16,7 @@ from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.dsl.schema.data_components import TOKEN_SAMPLES
 from xtrain.plan.arithmetic import LONGEST_PADDING
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.collate import Stage, compose
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch, Samples
 from xtrain.runtime.feed.packing.stored_rows import UNKNOWN, RawRow

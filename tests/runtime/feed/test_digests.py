@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed import digests
 from xtrain.runtime.feed.digests import FileDigests, file_digest, remembering
 

@@ -13,7 +13,7 @@ from xtrain.components.collators.shard_torch import shard
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.plan.arithmetic import LONGEST_PADDING
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.collate import CollateChain, Stage, compose, longest_padding
 from xtrain.runtime.feed.loader import RowFeeder
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch

@@ -12,7 +12,7 @@ import pytest
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.runtime.base import bounded
 from xtrain.runtime.base.bounded import BeyondBounds, Bounded
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
 from xtrain.runtime.feed.records import BadRecord, SourceRecord
 from xtrain.runtime.nn.texts import Chat

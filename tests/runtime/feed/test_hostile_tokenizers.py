@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 
 from .test_tokenizer_folders import folder_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.records import BadRecord, SourceRecord
 from xtrain.runtime.feed.sources import files as json_arrays
 from xtrain.runtime.feed.sources import files as opening

@@ -18,7 +18,7 @@ from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.packings.sequential_run import pack as pack_sequential
 from xtrain.plan.plan import PlanPhase
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.collate import compose
 from xtrain.runtime.feed.curriculum import Curriculum, Remarks, TrainingRows
 from xtrain.runtime.feed.loader import EvalLoader, RowLoader

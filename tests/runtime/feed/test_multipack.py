@@ -11,7 +11,7 @@ from packed_rows import items_of, plain_best_fit_decreasing, plain_first_fit, ro
 
 from xtrain.components.packings.multipack_run import pack as pack_multipack
 from xtrain.dsl.schema.data_components import PACKINGS
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.packing import multipack
 from xtrain.runtime.feed.packing import rows as rows_module
 from xtrain.runtime.feed.packing.rows import Oversized, Rows, pack_rows

@@ -11,7 +11,7 @@ from packed_rows import Segment, plain_next_fit, room, row_segments
 
 from xtrain.components.packings import sequential_run as packing
 from xtrain.components.packings.sequential_run import pack as pack_sequential
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.packing.rows import Oversized, Rows, pack_rows
 
 LENGTHS = st.lists(st.integers(0, 30), max_size=60)

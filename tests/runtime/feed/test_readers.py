@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from xtrain.components.sources.jsonl_run import JsonLinesFiles
 from xtrain.components.sources.text_run import TextFiles
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord
 from xtrain.runtime.feed.sources import files as opening
 

@@ -12,7 +12,7 @@ import pytest
 
 from xtrain.components.sources.arrow_run import arrow_batches
 from xtrain.components.sources.parquet_run import parquet_batches
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord
 from xtrain.runtime.feed.sources import tables as columns
 from xtrain.runtime.feed.sources.tables import TableFiles

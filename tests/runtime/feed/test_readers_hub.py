@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.records import BadRecord, SourceRecord
 from xtrain.runtime.feed.sources.source import DataSource, open_source
 

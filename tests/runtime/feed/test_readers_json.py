@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.records import Conversation, PreferencePair, SourceRecord
 from xtrain.runtime.feed.sources.source import open_source
 

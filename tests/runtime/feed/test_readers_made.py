@@ -14,7 +14,7 @@ from xtrain.components.sources import synthetic_run, user_part_run
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.dsl.user_parts.files import find_module, module_digest
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.documents import PHRASE, SUCCESSORS, DocumentEncoder, TokenDocument, lengths
 from xtrain.runtime.feed.records import BadRecord, SourceRecord
 from xtrain.runtime.feed.sources.source import DataSource, open_source

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from xtrain.components.sources import tokens_run
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.documents import DocumentEncoder
 from xtrain.runtime.feed.prepared import build_store
 from xtrain.runtime.feed.records import BadRecord, SourceRecord, TokenIds

@@ -25,8 +25,7 @@ from xtrain.plan.arithmetic import arithmetic_of
 from xtrain.plan.learning_rate import learning_rate
 from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
-from xtrain.runtime.base.data_errors import DataError
-from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.errors import DataError, EnvironmentFault
 from xtrain.runtime.feed import reading_ahead as reading_processes
 from xtrain.runtime.feed.collate import Stage
 from xtrain.runtime.feed.curriculum import TrainingRows, curriculum_of

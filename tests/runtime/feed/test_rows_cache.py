@@ -8,7 +8,7 @@ import pytest
 
 from xtrain.components.packings.multipack_run import pack as pack_multipack
 from xtrain.components.packings.sequential_run import pack as pack_sequential
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.packing.rows import Rows
 from xtrain.runtime.feed.packing.stored_rows import ARRAYS, NUMBERS, cached_rows, open_rows, rows_key
 

@@ -6,7 +6,7 @@ import pytest
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.chat.template import TEMPLATES, ChatTemplate, load_template
 from xtrain.runtime.feed.documents import DocumentEncoder
 from xtrain.runtime.feed.records import SourceRecord

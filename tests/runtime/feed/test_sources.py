@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.records import MOST_SHOWN, BadRecord, BadRecordReport, SourceRecord
 from xtrain.runtime.feed.sources.source import DataSource, open_source
 

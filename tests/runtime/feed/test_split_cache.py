@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.packing.stored_rows import FILES, cached_split, split_holdout
 
 

@@ -13,7 +13,7 @@ import pytest
 from tokenising import BytesEncoder, contents, lines_of, write_lines
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.files import PARTIAL_PREFIX as PARTIAL
 from xtrain.runtime.base.files import STALE_SECONDS
 from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument

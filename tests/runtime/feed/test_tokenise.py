@@ -17,7 +17,7 @@ from tokenising import BytesEncoder, contents, lines_of, write_lines
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.runtime.base import files as durable
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.documents import DocumentEncoder
 from xtrain.runtime.feed.prepared import build_store, identify
 from xtrain.runtime.feed.sources.source import open_source

@@ -16,7 +16,7 @@ from tokenising import BytesEncoder, contents, lines_of, write_lines
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.dsl.user_parts.files import find_module, module_digest
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.documents import DocumentEncoder
 from xtrain.runtime.feed.prepared import build_store
 from xtrain.runtime.feed.sources.source import DataSource, open_source

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.tokenizers import load_tokenizer
 
 

@@ -16,7 +16,7 @@ from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shard_torch import shard
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
-from xtrain.components.collators.user_part_torch import CollatorCalls
+from xtrain.components.collators.user_part_torch import CollatorCalls, join_rows, split_rows
 from xtrain.dsl.schema import data_components as links
 from xtrain.dsl.user_parts.files import find_module, module_digest
 from xtrain.runtime.base.user_parts import PartChanged, PartFailed, part_of
@@ -25,7 +25,6 @@ from xtrain.runtime.feed.loader import RowFeeder
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch
 from xtrain.runtime.feed.packing.rows import pack_rows
 from xtrain.runtime.feed.packing.stored_rows import PADDING, RawRow
-from xtrain.runtime.feed.user_collators import join_rows, split_rows
 
 HEAD = """
 import numpy as np

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from xtrain.planner.load import plan_from_text
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
 from xtrain.runtime.feed.records import BadRecord
 from xtrain.runtime.feed.sources.source import open_source

@@ -11,7 +11,7 @@ from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shard_torch import shard
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.collate import compose, local_positions, zigzag
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch
 from xtrain.runtime.feed.packing.stored_rows import RawRow

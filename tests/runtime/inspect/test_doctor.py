@@ -535,7 +535,7 @@ def test_a_machine_that_leaves_again(folder, monkeypatch):
 
     thread = threading.Thread(target=come_and_go)
     thread.start()
-    monkeypatch.setattr(hosts.HostFacts, "of_json", lambda text: HostFacts(machine=HERE, address=host, port=1))
+    monkeypatch.setattr(hosts.HostFacts, "of_json", lambda content: HostFacts(machine=HERE, address=host, port=1))
     monkeypatch.setattr(hosts, "reach_others", lambda others, own: ())
     found = examine(plan, NodePlace(index=0, host=host, port=int(port)), 1)
     thread.join()

@@ -10,10 +10,10 @@ import torch
 from one_rank import one_rank
 from torch import nn
 
+from xtrain.components.actions import memory_snapshot_torch as module
+from xtrain.components.actions.memory_snapshot_torch import Snapshot
 from xtrain.plan.estimates import Memory
 from xtrain.runtime.base.state import Progress
-from xtrain.runtime.inspect import memory_snapshot as module
-from xtrain.runtime.inspect.memory_snapshot import Snapshot
 from xtrain.runtime.loop.memory_report import CATEGORIES, memory_by_category
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records

@@ -8,9 +8,9 @@ import torch
 from attrs import evolve
 from one_rank import one_rank
 
+from xtrain.components.actions import profile_torch as module
+from xtrain.components.actions.profile_torch import Profile, Subject
 from xtrain.runtime.base.state import Progress
-from xtrain.runtime.inspect import profile as module
-from xtrain.runtime.inspect.profile import Profile, Subject
 from xtrain.runtime.inspect.profile_summary import ProfileRecorder
 from xtrain.runtime.loop.commands import UnderWay
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter

@@ -9,7 +9,7 @@ from examples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.runtime.inspect.profile import read_summaries, summary_text
+from xtrain.components.actions.profile_torch import read_summaries, summary_text
 from xtrain.runtime.inspect.profile_summary import (
     TornTrace,
     clipped,

@@ -247,23 +247,21 @@ def test_another_rank_each_time_stays_at_as_many(run, seen):
 
 
 def test_fewer_devices_mean_fewer_ranks(run, monkeypatch, seen):
-    monkeypatch.setattr("xtrain.runtime.jobs.worlds._devices", lambda plan: 3)
+    monkeypatch.setattr("xtrain.runtime.jobs.restarts._devices", lambda plan: 3)
     code, _ = run("restarts = 5, elastic = 1..4", [(BEGUN, KILLED), (DONE, Ended())], world=4)
     assert code == 0 and [each["ranks"] for each in seen] == [4, 2]
 
 
 def test_too_few_devices_for_every_world_are_a_fault_of_the_environment(run, monkeypatch):
-    monkeypatch.setattr("xtrain.runtime.jobs.worlds._devices", lambda plan: 1)
+    monkeypatch.setattr("xtrain.runtime.jobs.restarts._devices", lambda plan: 1)
     code, events = run("restarts = 5, elastic = 2..4", [(BEGUN, KILLED)], world=4)
     assert code == 3 and of(events, "failure")[-1]["code"] == "X702"
 
 
 def test_another_plan_than_the_recorded_one_is_not_run(run, monkeypatch):
-    from xtrain.runtime.jobs import worlds
-
-    real = worlds.plan_from_text
+    real = restarts_module.plan_from_text
     monkeypatch.setattr(
-        worlds,
+        restarts_module,
         "plan_from_text",
         lambda text, name, world: real(text.replace("seed = 3", "seed = 4"), name, world=world),
     )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from xtrain.components.actions import checkpoint_torch
 from xtrain.components.actions import profile_torch as profiling_ops
+from xtrain.components.actions.profile_torch import Profile
 from xtrain.dsl.load import load_spec
 from xtrain.plan.arithmetic import arithmetic_of
 from xtrain.plan.plan import Counted, Plan, PlanTick
@@ -20,7 +21,6 @@ from xtrain.plan.step_sizes import StepSizes
 from xtrain.plan.timeline import MOST_LOOKED_AT, as_known, count_node, count_saves, known_arithmetic, steps_due
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.review.page import render
-from xtrain.runtime.inspect.profile import Profile
 from xtrain.runtime.loop.executor import Executor
 from xtrain.runtime.loop.node_calls import NodeCalls
 from xtrain.runtime.nn.batch import Step

@@ -11,10 +11,10 @@ import pytest
 from harness_numbers import ITEMS, NUMBERS, POSITIONS, TEXTS, make_model, right
 from projects import Project, events
 
+from xtrain.components.actions.eval_torch import accuracies
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.runtime.feed.records import Reads, Unusable
 from xtrain.runtime.feed.sources.fields import taker
-from xtrain.runtime.loop.evaluation import accuracies
 
 HARNESS = json.loads(NUMBERS.read_text())
 LIKELIHOODS = HARNESS["log_likelihoods"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.sampling import reference_column as shared
 from xtrain.runtime.sampling.reference_column import ColumnWriter, SharedColumn, column_key, open_column, write_column
 

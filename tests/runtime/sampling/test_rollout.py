@@ -18,7 +18,7 @@ from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.packings.single_run import pack as pack_single
 from xtrain.components.rewards.exact_answer_torch import answer_in, equal, score
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.collate import compose
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX
 from xtrain.runtime.nn.batch import Completion, Prompt, SampledGroup, Step, advantages_of

@@ -10,7 +10,7 @@ from teachers import make_teacher, taught
 
 from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
 from xtrain.planner.load import plan_from_path
-from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.dataset_view import data_nodes, tokenizer_of
 from xtrain.runtime.feed.packing.rows import pack_rows
 from xtrain.runtime.feed.prepared import prepared_from

@@ -14,8 +14,7 @@ from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.locks import hold_for_reading
 from xtrain.runtime.store.beginning import find, find_to_read
-from xtrain.runtime.store.checkpoints import TENSORS, CheckpointEntry, CheckpointFolder, flaws
-from xtrain.runtime.store.publication import Publisher
+from xtrain.runtime.store.checkpoints import TENSORS, CheckpointEntry, CheckpointFolder, Publisher, flaws
 from xtrain.runtime.store.writing import Backend
 
 

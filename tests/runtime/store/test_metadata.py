@@ -20,8 +20,7 @@ from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import EnvironmentFault, ResumeRefused
 from xtrain.runtime.observe import provenance as metadata
 from xtrain.runtime.observe.provenance import CodeUnread, CodeVersion, read_before, to_yaml, written_by
-from xtrain.runtime.store.earlier_runs import MOST, find_changes
-from xtrain.runtime.store.run_directory import open_workspace
+from xtrain.runtime.store.run_directory import MOST, find_changes, open_workspace
 
 SPEC = """
 experiment small { budget = 20 steps }

@@ -24,9 +24,9 @@ from xtrain.runtime.feed.token_store import TokenStore
 from xtrain.runtime.feed.tokenizing import tokenize as tokenise
 from xtrain.runtime.feed.tokenizing.tokenize import CLAIM
 from xtrain.runtime.sampling.reference_column import ColumnWriter, open_column, write_column
-from xtrain.runtime.store.checkpoints import CheckpointFolder
+from xtrain.runtime.store.checkpoints import CheckpointFolder, Publisher
 from xtrain.runtime.store.export_folder import new_folder
-from xtrain.runtime.store.publication import Publisher, RollbackState, read_rollback
+from xtrain.runtime.store.rollback import RollbackState, read_rollback
 
 
 class Publication(NamedTuple):

@@ -11,7 +11,7 @@ from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import ResumeRefused
 from xtrain.runtime.base.state import BadSteps, Progress
 from xtrain.runtime.store.checkpoints import CheckpointFolder
-from xtrain.runtime.store.publication import RollbackState, finish_rollback, onward, read_rollback, seal_of
+from xtrain.runtime.store.rollback import RollbackState, finish_rollback, onward, read_rollback, seal_of
 
 LOADER = {"step": 2, "rows": 48}
 CHANGES = 19  # of files, until it has gone back

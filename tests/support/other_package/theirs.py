@@ -10,8 +10,8 @@ from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, Chain, Layer, NormLayer, Residual, Sum
 from xtrain.blocks.op_trace import TracedTensor
 from xtrain.blocks.tracer import Tracer
+from xtrain.contracts.actions import PlannedTracker
 from xtrain.contracts.models import PlannedModel
-from xtrain.contracts.run import PlannedTracker
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, TransformerSettings
 from xtrain.dsl.schema.run import TRACKERS

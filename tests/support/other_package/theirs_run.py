@@ -8,7 +8,7 @@ from attrs import define
 from xtrain.records.lines import Event, as_object
 from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.base.ops import op
-from xtrain.runtime.observe.trackers import Trackers
+from xtrain.runtime.observe.records import Trackers
 
 
 @op("setup.log.tally")
