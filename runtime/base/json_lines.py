@@ -263,7 +263,8 @@ class Sizes:
     def of(self, record: StepMetrics | RankMetrics) -> int:
         size = self._known.get(len(record.rest))
         if size is None:
-            size = self._known[len(record.rest)] = _size_of_rest(record.rest)
+            inside = sum(len(value) for value in record.rest.values() if isinstance(value, list | dict))
+            size = self._known[len(record.rest)] = len(record.rest) + inside
         nodes = record.node_seconds if isinstance(record, RankMetrics) else None
         return size + len(nodes or ()) + len(record.__struct_fields__)
 
@@ -288,10 +289,6 @@ class QueuedLines:
         written = self.writer.write(self.lines, counted, size)
         self.lost += not written
         return written
-
-
-def _size_of_rest(rest: dict[str, Any]) -> int:
-    return len(rest) + sum(len(value) for value in rest.values() if isinstance(value, list | dict))
 
 
 def last_step(path: Path) -> int:

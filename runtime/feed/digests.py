@@ -1,5 +1,6 @@
 """Content digests of files, cached by size, times and inode, so that a terabyte is read only once."""
 
+import hashlib
 import json
 import os
 import time
@@ -17,7 +18,6 @@ from attrs import define, field, frozen
 from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.files import PARTIAL_PREFIX as PARTIAL
 
-BLOCK = 1 << 22  # bytes read at a time
 THREADS = 8
 TRIES = 3
 # A file written less than this before it was read may change again within the same clock tick; two seconds is the
@@ -150,12 +150,8 @@ def _read(path: Path) -> tuple[Stamp, str, bool]:
 
 
 def _digest(path: Path) -> str:
-    content = blake2b(digest_size=32)
-    block = memoryview(bytearray(min(BLOCK, max(path.stat().st_size, 1))))
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
-            content.update(block[:count])
-    return content.hexdigest()
+        return hashlib.file_digest(file, lambda: blake2b(digest_size=32)).hexdigest()
 
 
 def _size(path: Path) -> int:

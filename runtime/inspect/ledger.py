@@ -9,11 +9,12 @@ from typing import Any
 from attrs import define, field
 from torch import Tensor, UntypedStorage
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from xtrain.plan.estimates import Memory
+from xtrain.runtime.loop.memory_report import averages_of, moments
 from xtrain.runtime.nn.averages import WeightAverages
+from xtrain.runtime.nn.axes import own_part
 from xtrain.runtime.nn.batch import ModelBatch
 from xtrain.runtime.nn.transformer import ModelParts
 
@@ -161,8 +162,7 @@ class Ledger:
 
 def pieces(tensors: Iterable[Tensor | None]) -> list[Tensor]:
     """Return the local parts of tensors, without None."""
-    # Not `to_local`, which would create views.
-    return [t._local_tensor if isinstance(t, DTensor) else t for t in tensors if t is not None]
+    return [own_part(tensor) for tensor in tensors if tensor is not None]
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
@@ -195,8 +195,8 @@ class MemoryOwners:
         self._forwards.clear()
         self.ledger.begin("lasting")
         self.ledger.assign("parameters", pieces(self._parameters()))
-        self.ledger.assign("optimizer", pieces(self._moments()))
-        self.ledger.assign("averages", pieces(self._averages()))
+        self.ledger.assign("optimizer", pieces(moments(self.optimizer)))
+        self.ledger.assign("averages", pieces(averages_of(self.model, self.ema)))
 
     def forward_begins(self, batches: list[ModelBatch]) -> None:
         """Begin a forward. `batches`: including waiting ones."""
@@ -237,8 +237,8 @@ class MemoryOwners:
         states = {
             "parameters": bytes_of(pieces(self._parameters())),
             "gradients": bytes_of(pieces(p.grad for p in parameters)),
-            "optimizer": bytes_of(pieces(self._moments())),
-            "averages": bytes_of(pieces(self._averages())),
+            "optimizer": bytes_of(pieces(moments(self.optimizer))),
+            "averages": bytes_of(pieces(averages_of(self.model, self.ema))),
         }
         rest = {name: max(ledger.over_time(name)) for name in ("unsharded", "unreduced", "loss")}
         left = ledger.over_time("")
@@ -256,15 +256,6 @@ class MemoryOwners:
         for matrix in self.model.quantised():
             if (beside := matrix.matrix.beside(matrix.module)) is not None:
                 yield beside
-
-    def _moments(self) -> Iterator[Tensor]:
-        for state in self.optimizer.state.values():
-            yield from (tensor for tensor in state.values() if tensor.dim())
-
-    def _averages(self) -> Iterator[Tensor]:
-        """Yield the averages of parameters; others are negligibly small."""
-        if self.ema is not None:
-            yield from (self.ema.averages[name] for name, _ in self.model.named_parameters())
 
     def _sharded(self) -> Iterator[Any]:
         """Yield FSDP's record of every parameter that it shards."""

@@ -119,7 +119,7 @@ def attach_repeats(
     base = ledger.alive()
     repeats = []
     for schedule in pipeline.schedules_of(count):
-        for stage in stages_of(schedule):
+        for stage in [schedule._stage] if hasattr(schedule, "_stage") else schedule._stages:
             # The first stage has no input to compute gradients of.
             kinds: list[tuple[Kind, int]] = [
                 (action.kind, action.microbatch)
@@ -153,10 +153,6 @@ def attach_repeats(
             )
             repeats[-1].attach()
     return repeats
-
-
-def stages_of(schedule: Any) -> list[PipelineStage]:
-    return [schedule._stage] if hasattr(schedule, "_stage") else schedule._stages
 
 
 @define(kw_only=True, eq=False)

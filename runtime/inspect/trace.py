@@ -70,8 +70,7 @@ class FullRows:
         whole = full_rows(args["micro"], args["sequence"], dataset=_dataset(plan) if several else None)
         read = plan.args("collate.pack")
         whole = with_numbers(whole, read.get("unit"), read.get("columns", ()), read.get("values", ()))
-        whole = with_later(whole, read.get("later", 0))
-        whole = with_teacher(whole, read.get("wide", {}))
+        whole = with_columns(whole, read.get("later", 0), read.get("wide", {}))
         return cls(whole=whole, local=collate.local_part(whole), accumulate=args["accumulate"])
 
     def num_microbatches(self, step: int) -> int:
@@ -117,17 +116,12 @@ def with_numbers(whole: Microbatch, unit: str | None, columns: Sequence[str], va
     return evolve(whole, columns={name: torch.zeros(positions_BS.shape) for name in columns}, units=units)
 
 
-def with_later(whole: Microbatch, modules: int) -> Microbatch:
-    """Add the inputs of multi-token-prediction modules to the rows."""
-    names = (f"{kind}/{depth}" for kind in (LATER, LATER_LABELS) for depth in range(1, modules + 1))
-    more = {name: torch.zeros_like(whole.positions_BS) for name in names}
-    return evolve(whole, columns=whole.columns | more)
-
-
-def with_teacher(whole: Microbatch, wide: Mapping[str, Mapping[str, Any]]) -> Microbatch:
-    """Add columns with several numbers a token to the rows."""
+def with_columns(whole: Microbatch, later: int, wide: Mapping[str, Mapping[str, Any]]) -> Microbatch:
+    """Add the inputs of `later` multi-token-prediction modules, and columns with several numbers a token, to the
+    rows."""
     shape = whole.positions_BS.shape
-    more = {
+    names = (f"{kind}/{depth}" for kind in (LATER, LATER_LABELS) for depth in range(1, later + 1))
+    more = {name: torch.zeros_like(whole.positions_BS) for name in names} | {
         name: torch.zeros((*shape, column["width"]), dtype=getattr(torch, column["format"]))
         for name, column in wide.items()
     }

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 from typing import Any, Final, Protocol, cast
@@ -119,7 +120,7 @@ class LocalTrials:
         with trial.log.open("ab") as output:
             process = Popen(
                 command, stdin=DEVNULL, stdout=output, stderr=STDOUT, env=environment,
-                start_new_session=True, preexec_fn=_Begin(os.getpid(), self._cores_of(trial.slot)),
+                start_new_session=True, preexec_fn=partial(_begin, os.getpid(), self._cores_of(trial.slot)),
             )  # fmt: skip
         return _LocalTrial(process)
 
@@ -137,19 +138,12 @@ class LocalTrials:
         return {"CUDA_VISIBLE_DEVICES": ",".join(names[slot * self.ranks : (slot + 1) * self.ranks])}
 
 
-@define(eq=False)
-class _Begin:
-    """Preparation of a trial's process before it becomes `xtrain run`."""
-
-    parent: int
-    cores: set[int]
-
-    def __call__(self) -> None:
-        if sys.platform != "linux":
-            return
-        os.sched_setaffinity(0, self.cores)
+def _begin(parent: int, cores: set[int]) -> None:
+    """Prepare a trial's process before it becomes `xtrain run`."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, cores)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != self.parent:
+        if os.getppid() != parent:
             os._exit(1)  # it died before the kernel was asked
 
 

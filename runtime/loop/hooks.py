@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from xtrain.dsl.user_parts.kinds import GRADIENTS, IN_STEP, NOTHING, PARAMETERS, Kind
@@ -16,6 +15,7 @@ from xtrain.runtime.base.state import Progress, Rank, Resources
 from xtrain.runtime.base.user_parts import UserPart, failures_of, part_of, spec_folder
 from xtrain.runtime.feed.microbatch import Microbatch
 from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.nn.axes import own_part
 from xtrain.runtime.nn.batch import ModelBatch, Step, StepCall
 from xtrain.runtime.nn.pipeline import WrappedModel
 from xtrain.runtime.nn.transformer import ModelParts
@@ -223,16 +223,12 @@ def _before(step: Step, feed: Feed) -> Step:
 
 def _versions(model: ModelParts) -> tuple[list[int], list[tuple[int, int]]]:
     """Return the version counters of parameters and gradients; writes through `.data` are not seen."""
-    parameters = [_local(parameter)._version for parameter in model.parameters()]
+    parameters = [own_part(parameter)._version for parameter in model.parameters()]
     gradients = [
-        (0, 0) if parameter.grad is None else (id(parameter.grad), _local(parameter.grad)._version)
+        (0, 0) if parameter.grad is None else (id(parameter.grad), own_part(parameter.grad)._version)
         for parameter in model.parameters()
     ]
     return parameters, gradients
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 @define(kw_only=True, eq=False)

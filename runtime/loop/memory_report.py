@@ -14,7 +14,6 @@ import torch.distributed as dist
 from attrs import asdict, define, field
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from xtrain.plan.estimates import Memory
@@ -22,6 +21,7 @@ from xtrain.plan.plan import Plan
 from xtrain.runtime.base.device import MemoryNow, peak_bytes
 from xtrain.runtime.base.state import Rank, Resources
 from xtrain.runtime.nn.averages import WeightAverages
+from xtrain.runtime.nn.axes import own_part
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.text.units import bytes_text, table
 
@@ -127,7 +127,7 @@ def memory_by_category(
     named: dict[str, Iterable[Tensor | None]] = {
         "parameters": parameters,
         "gradients": [parameter.grad for parameter in parameters],
-        "optimizer": () if optimizer is None else _moments(optimizer),
+        "optimizer": () if optimizer is None else moments(optimizer),
         "averages": averages,
         "unsharded": () if model is None else _gathered(model),
         "buffers": [] if model is None else [buffer for _, buffer in model.named_buffers()],
@@ -136,7 +136,7 @@ def memory_by_category(
     others: list[tuple[int, str, list[int]]] = []
     for category in CATEGORIES:
         for tensor in named[category]:
-            piece = _piece(tensor)
+            piece = None if tensor is None else own_part(tensor)
             size = _new_bytes(piece, seen)
             if piece is None or not size:
                 continue
@@ -148,7 +148,8 @@ def memory_by_category(
     return memory
 
 
-def _moments(optimizer: Optimizer) -> Iterator[Tensor]:
+def moments(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Yield the tensors that an optimizer keeps, without its step counters."""
     for state in optimizer.state.values():
         yield from (tensor for tensor in state.values() if tensor.dim())
 
@@ -165,11 +166,6 @@ def _alive() -> Iterator[Tensor]:
     """Yield all tensors of this process that Python knows."""
     # By type: `isinstance` can run code of the objects.
     return (candidate for candidate in gc.get_objects() if issubclass(type(candidate), Tensor))
-
-
-def _piece(tensor: Tensor | None) -> Tensor | None:
-    """Return this rank's part of a tensor."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _new_bytes(piece: Tensor | None, seen: set[int]) -> int:
@@ -271,7 +267,7 @@ def rank_memory(
 ) -> dict[str, Any]:
     """Measure this rank. planned: of its pipeline coordinate. Resources that set-up has not created hold nothing."""
     device = rank.device
-    averages = _averages(model, ema)
+    averages = averages_of(model, ema)
     seen = memory_by_category(model, optimizer, averages, device)
     on_gpu = device.type == "cuda"
     return {
@@ -307,7 +303,7 @@ def _allocator(device: torch.device, known: int) -> dict[str, int]:
     }
 
 
-def _averages(model: ModelParts | None, ema: WeightAverages | None) -> list[Tensor]:
+def averages_of(model: ModelParts | None, ema: WeightAverages | None) -> list[Tensor]:
     """Return the averages of parameters, as the plan counts them."""
     if model is None or ema is None:
         return []

@@ -75,6 +75,11 @@ class Axes:
             self.tensor, self.ring, self.ulysses = before
 
 
+def own_part(tensor: Tensor) -> Tensor:
+    """Return the tensor of this rank's part, not a view of it as `local` does."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
 def local(parameter: Tensor, *, partial: bool = False) -> Tensor:
     """Return this rank's shard of a parameter, as a plain tensor.
 

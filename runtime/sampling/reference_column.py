@@ -1,9 +1,10 @@
 """Log-probabilities of a reference model as a stored column of a dataset, computed once in the layout of the run."""
 
+import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 import torch.distributed as dist
-from attrs import define, evolve, frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from xtrain.dsl.schema.losses import MISMATCHED, REF
@@ -46,6 +47,10 @@ DTYPES: Final = {"fp32": np.dtype(np.float32), "fp64": np.dtype(np.float64)}
 AT_ONCE: Final = 1 << 20  # numbers
 
 
+Blocks = Iterator[tuple[np.ndarray, np.ndarray]]
+"""(places, values): tokens of a store, int64, -1 for none, and the number of each."""
+
+
 def column_key(depends_on: Any) -> str:
     """Return the hex name of a column that is determined by JSON values."""
     return digest([FORMAT, depends_on], DATA, size=16)
@@ -73,31 +78,29 @@ def open_column(folder: Path, tokens: int, form: str) -> StoredColumn | None:
         return None
 
 
-@define(eq=False)
-class ColumnWriter:
-    """Writer of a column."""
-
-    numbers: np.ndarray
-
-    def put(self, places: np.ndarray, values: np.ndarray) -> None:
-        """Store values. places: int64, tokens; -1 is skipped. values: of the same shape."""
-        known = places >= 0
-        self.numbers[places[known]] = values[known]
-
-
 def write_column(
-    folder: Path, tokens: int, form: str, covers: Any, fill: Callable[[ColumnWriter], None], *, replaces: bool
+    folder: Path,
+    tokens: int,
+    form: str,
+    covers: Any,
+    blocks: Iterable[tuple[np.ndarray, np.ndarray]],
+    *,
+    replaces: bool,
 ) -> None:
-    """Write a column through `fill` and publish it at `folder` atomically; it is NaN at first.
+    """Write a column of `blocks` and publish it at `folder` atomically; it is NaN elsewhere.
 
     covers: JSON values that it depends on, for people. replaces: move an existing column aside. Raises the errors of
-    `fill`, and DataError if the cache cannot be written.
+    `blocks`, and DataError if the cache cannot be written.
     """
 
     def write(partial: Path) -> None:
         with _growing(partial / NUMBERS, tokens, DTYPES[form]) as numbers:
-            fill(ColumnWriter(numbers))
-        meta = {"format": FORMAT, "numbers": form, "tokens": tokens, "digest": _digest(partial / NUMBERS)}
+            for places, values in blocks:
+                known = places >= 0
+                numbers[places[known]] = values[known]
+        with (partial / NUMBERS).open("rb") as file:
+            content = hashlib.file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
+        meta = {"format": FORMAT, "numbers": form, "tokens": tokens, "digest": content}
         with (partial / META).open("wb") as file:
             file.write(json.dumps({**meta, "covers": covers}, indent=1).encode())
             file.flush()
@@ -123,18 +126,6 @@ def _growing(path: Path, tokens: int, dtype: np.dtype) -> Iterator[np.ndarray]:
     numbers.flush()
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _digest(path: Path) -> str:
-    content = blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            content.update(block)
-    return content.hexdigest()
-
-
-Blocks = Iterator[tuple[np.ndarray, np.ndarray]]
-"""(places, values): tokens of a store, int64, -1 for none, and the number of each."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -186,12 +177,8 @@ class SharedColumn:
         return digests
 
     def _put(self, covers: Any, blocks: Blocks, *, writes: bool, replaces: bool) -> None:
-        def fill(writer: ColumnWriter) -> None:
-            for places, numbers in blocks:
-                writer.put(places, numbers)
-
         if writes:
-            write_column(self.folder, self.tokens, self.form, covers, fill, replaces=replaces)
+            write_column(self.folder, self.tokens, self.form, covers, blocks, replaces=replaces)
         for _ in blocks:  # also ranks that do not write take part
             pass
         if self.rank.world_size > 1:  # complete before another rank opens it

@@ -24,7 +24,7 @@ from xtrain.runtime.nn.weights import model_tensors, quantise, saved_tensors
 from xtrain.runtime.observe.provenance import started_in
 from xtrain.runtime.sampling.text_generator import TextGenerator, continue_texts, tokens_and_ends
 from xtrain.runtime.store.base_weights import BaseWeights, evaluated, leave_residual, prefix
-from xtrain.runtime.store.beginning import check_weights, find, find_named, find_to_read
+from xtrain.runtime.store.beginning import check_weights, find_for_reading
 from xtrain.runtime.store.checkpoints import CheckpointEntry
 from xtrain.runtime.store.reading import read_tensors
 
@@ -44,11 +44,7 @@ class TrainedRun:
         """Read the latest checkpoint of a run, or the one named (see `find_named`), of any layout; weights alone are
         enough. task: whose adapter to use, of several. Raises EnvironmentFault if there is none or it is of another
         model, PlanError if the plan cannot be read."""
-        if checkpoint is None and not any((directory / "checkpoints").glob("*-s*")):
-            raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")
-        entry, held = find_to_read(
-            lambda: find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
-        )
+        entry, held = find_for_reading(directory, checkpoint)
         plan = load_plan(directory / "plan.json")
         if not plan.architecture.has_logits:
             raise EnvironmentFault("X442", f"{NO_TEXTS[0]}: nothing can be generated")

@@ -35,7 +35,7 @@ from xtrain.runtime.nn.adapters import written
 from xtrain.runtime.nn.averages import Which
 from xtrain.runtime.observe.provenance import started_in
 from xtrain.runtime.store.base_weights import averaged_flaw, prefix, published
-from xtrain.runtime.store.beginning import check_weights, find, find_named, find_to_read, planned_adapter
+from xtrain.runtime.store.beginning import check_weights, find_for_reading, planned_adapter
 from xtrain.runtime.store.checkpoints import CheckpointEntry, flaws
 from xtrain.runtime.store.export import (
     CARD,
@@ -282,14 +282,10 @@ def chosen(
 ) -> tuple[CheckpointEntry, Which, HeldLock]:
     """Return a checkpoint of a run, the kind of its weights to use, and a lock that keeps the run from removing it.
 
-    checkpoint: see `find_named`; None: the weights of the finished run, or else the latest state. averaged: use
-    averaged weights; None: the weights that the run publishes. Raises EnvironmentFault.
+    checkpoint: see `find_for_reading`. averaged: use averaged weights; None: the weights that the run publishes. Raises
+    EnvironmentFault.
     """
-    if checkpoint is None and not any((directory / "checkpoints").glob("*-s*")):
-        raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")
-    entry, held = find_to_read(
-        lambda: find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
-    )
+    entry, held = find_for_reading(directory, checkpoint)
     check_weights(plan, entry)
     if averaged is not None and (flaw := averaged_flaw(entry, averaged=averaged)):
         other = "; another checkpoint of the run may have them, see `xtrain checkpoint show`" if entry.is_full else ""

@@ -234,6 +234,16 @@ class HeldCheckpoints:
             lock.close()
 
 
+def find_for_reading(directory: Path, checkpoint: str | None) -> tuple[CheckpointEntry, HeldLock]:
+    """Return a checkpoint of a run, as `find_to_read` does. checkpoint: see `find_named`; None: the weights of the
+    finished run, or else the latest state. Raises EnvironmentFault."""
+    if checkpoint is None and not any((directory / "checkpoints").glob("*-s*")):
+        raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")
+    return find_to_read(
+        lambda: find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
+    )
+
+
 def find_named(directory: Path, name: str) -> CheckpointEntry:
     """Return the checkpoint of a run by pointer (`latest`, `best`, `model`), name (`ckpt-s…`), step (`500`) or epoch
     (`epoch-2`), or by any path that `find` accepts.

@@ -190,9 +190,11 @@ class _Records:
     def metadata(self, root: Any) -> Metadata:
         fields = _fields(root, "Metadata")
         places = {
-            self._index(index): self._place(place) for index, place in _mapping(fields["storage_data"]).items()
+            self._index(index): self._place(place) for index, place in _checked(fields["storage_data"], dict).items()
         }  # fmt: skip
-        tensors = {name: self._tensor(name, record) for name, record in _mapping(fields["state_dict_metadata"]).items()}
+        tensors = {
+            name: self._tensor(name, record) for name, record in _checked(fields["state_dict_metadata"], dict).items()
+        }
         for name, tensor in tensors.items():
             for chunk in tensor.chunks:
                 if MetadataIndex(name, chunk.offsets) not in places:
@@ -250,10 +252,6 @@ def _checked(value: Any, kind: type[T]) -> T:
     return value
 
 
-def _mapping(value: Any) -> dict[Any, Any]:
-    return _checked(value, dict)
-
-
 def _state(record: Any, name: str) -> Any:
     if not isinstance(record, _StandIn) or type(record).__name__ != name:
         raise TypeError(f"it has {type(record).__name__} instead of {name}")
@@ -261,7 +259,7 @@ def _state(record: Any, name: str) -> Any:
 
 
 def _fields(record: Any, name: str) -> dict[str, Any]:
-    return _mapping(_state(record, name))
+    return _checked(_state(record, name), dict)
 
 
 def _checked_int(value: Any) -> int:

@@ -189,7 +189,7 @@ def tracing(text: str) -> jinja2.Template:
     """Compile a template that keeps the origins of traced strings. Raises jinja2.TemplateSyntaxError."""
     environment = _environment(_TracingEnvironment)
     environment.filters |= {name: _guessing(FILTERS[name]) for name in _GUESSED}
-    environment.filters["tojson"] = _traced_json
+    environment.filters["tojson"] = to_json
     environment.filters["join"] = _joining
     environment.filters["string"] = spelled
     return environment.from_string(text)
@@ -215,12 +215,6 @@ def _to_json(
 ) -> str:
     # Jinja's own filter escapes characters for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _traced_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
-) -> str:
-    return to_json(value, ensure_ascii, indent, separators, sort_keys)
 
 
 def _raise(message: str) -> None:

@@ -322,7 +322,9 @@ def _traced_in(value: Any, depth: int = 0) -> Iterator[str]:
             yield from _traced_in(inner, depth + 1)
 
 
-def to_json(value: Any, ensure_ascii: bool, indent: Any, separators: Any, sort_keys: Any) -> str:
+def to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
+) -> str:
     """Return `json.dumps` of a value, with origins."""
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     parts: list[str] = []

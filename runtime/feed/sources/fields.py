@@ -128,13 +128,17 @@ def _column(value: Any, what: str, count: int | None, reads: Reads) -> float | n
     return np.array(value, dtype=np.float32)
 
 
+def _listed(value: Any, what: str, of: str = "") -> list | tuple | Unusable:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    is_fit = isinstance(value, list | tuple | Unusable)
+    return value if is_fit else Unusable(f"{what} is {described(value)}, not a list{of}")
+
+
 def _integers(value: Any, what: str) -> np.ndarray | Unusable:
+    value = _listed(value, what, " of token ids")
     if isinstance(value, Unusable):
         return value
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if not isinstance(value, list | tuple):
-        return Unusable(f"{what} is {described(value)}, not a list of token ids")
     for place, token in enumerate(value):
         if isinstance(token, bool) or not isinstance(token, int):
             return Unusable(f"{what}, token {place}, is {shown(token)}, not a whole number")
@@ -144,12 +148,9 @@ def _integers(value: Any, what: str) -> np.ndarray | Unusable:
 
 
 def _mask(value: Any, what: str, ids: np.ndarray, reads: Reads) -> np.ndarray | Unusable:
+    value = _listed(value, what)
     if isinstance(value, Unusable):
         return value
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if not isinstance(value, list | tuple):
-        return Unusable(f"{what} is {described(value)}, not a list")
     if len(value) != len(ids):
         return Unusable(f"{what} has {len(value):,} entries, and `{reads.tokens}` has {len(ids):,} tokens")
     if IGNORED in value or (list(value) == ids.tolist() and max(value) > 1):

@@ -5,6 +5,7 @@ records the length of each file and the position in the input. A process that re
 digests in the journal and truncates them to these lengths.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -285,7 +286,6 @@ def _report(path: Path, count: int) -> BadRecordReport:
 def _write_offsets(folder: Path, documents: int) -> str:
     """Write the cumulative lengths as an array file, block by block. Returns the file's digest."""
     header = {"descr": "<i8", "fortran_order": False, "shape": (documents + 1,)}
-    digest = blake2b(digest_size=32)
     with (folder / OFFSETS).open("w+b") as file, (folder / LENGTHS).open("rb") as lengths:
         np.lib.format.write_array_header_1_0(file, header)
         file.write(np.zeros(1, "<i8").data)
@@ -297,6 +297,4 @@ def _write_offsets(folder: Path, documents: int) -> str:
         file.flush()
         os.fsync(file.fileno())
         file.seek(0)
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: blake2b(digest_size=32)).hexdigest()

@@ -23,7 +23,7 @@ from xtrain.runtime.feed.records import BadRecordReport
 from xtrain.runtime.feed.token_store import TokenStore
 from xtrain.runtime.feed.tokenizing import tokenize as tokenise
 from xtrain.runtime.feed.tokenizing.tokenize import CLAIM
-from xtrain.runtime.sampling.reference_column import ColumnWriter, open_column, write_column
+from xtrain.runtime.sampling.reference_column import open_column, write_column
 from xtrain.runtime.store.checkpoints import CheckpointFolder, Publisher
 from xtrain.runtime.store.export_folder import new_folder
 from xtrain.runtime.store.rollback import RollbackState, read_rollback
@@ -73,10 +73,7 @@ def rolled_back(step: int) -> Callable[[Path], object]:
 
 
 def log_probabilities(root: Path) -> None:
-    def fill(column: ColumnWriter) -> None:
-        column.put(np.arange(3), np.full(3, -2.0))
-
-    write_column(root / "column", 3, "fp32", {}, fill, replaces=False)
+    write_column(root / "column", 3, "fp32", {}, [(np.arange(3), np.full(3, -2.0))], replaces=False)
 
 
 def column(root: Path) -> Any:
