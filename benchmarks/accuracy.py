@@ -10,7 +10,7 @@ programs do otherwise than ours and is counted, all rows of a source share.
 import argparse
 import sys
 import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from textwrap import fill
 from typing import Final
@@ -24,7 +24,7 @@ from xtrain.plan.plan import Plan
 from xtrain.planner.compile import cluster_of, resolve
 from xtrain.planner.costs.block_trace import local_of
 from xtrain.planner.costs.run import Faults, Goodput, goodput_of
-from xtrain.planner.load import plan_from_spec
+from xtrain.planner.load import plan_from_spec, plan_from_text
 from xtrain.planner.rules.validate import validate
 from xtrain.text.units import BYTES
 
@@ -120,41 +120,26 @@ def titan_rows() -> list[PublishedRow]:
         )
         for devices, measured, speed in ((8, 82.4, 5762), (128, 67.0, 5605))
     ]  # fmt: skip
+    fp8 = partial(PublishedRow, source=TITAN, activation=FULL, remark=f"{EIGHTH}, compiled")
     for fsdp, cp, measured, speed in ((8, 1, 83.9, 3890), (4, 2, 84.2, 2540), (2, 4, 84.0, 1071), (1, 8, 84.5, 548)):
-        context = f"cp {cp} {{ ring = {cp}, ulysses = 1 }}, " if cp > 1 else ""
-        rows.append(
-            PublishedRow(
-                source=TITAN, model="8B", devices=8, parallel=f"{context}fsdp {fsdp} {{ reduce = fp32 }}",
-                sequence=32768 * cp, micro=1, activation=FULL, measured=measured, speed=speed,
-                remark=f"{EIGHTH}, compiled",
-            )
-        )  # fmt: skip
-    rows.append(
-        PublishedRow(
-            source=TITAN, head=8, model="70B", devices=256, parallel="tp 8, fsdp 32 { reduce = fp32 }", sequence=8192,
-            micro=16,
-            activation=FULL, measured=71.9, speed=829, remark=f"{EIGHTH}, compiled",
-        )
-    )  # fmt: skip
+        parallel = f"{_context(cp)}fsdp {fsdp} {{ reduce = fp32 }}"
+        sizes = {"devices": 8, "sequence": 32768 * cp, "micro": 1}
+        rows.append(fp8(model="8B", parallel=parallel, measured=measured, speed=speed, **sizes))
+    parallel, sizes = "tp 8, fsdp 32 { reduce = fp32 }", {"head": 8, "devices": 256, "sequence": 8192, "micro": 16}
+    rows.append(fp8(model="70B", parallel=parallel, measured=71.9, speed=829, **sizes))
     for schedule, measured, speed in (("1f1b", 82.5, 100), ("interleaved_1f1b", 72.7, 128)):
-        rows.append(
-            PublishedRow(
-                source=TITAN, head=8, model="405B", devices=512,
-                parallel=f"tp 8, fsdp 8 {{ reduce = fp32 }}, pp 8 {{ schedule = {schedule} }}", sequence=8192, micro=1,
-                accumulate=32, activation=FULL, measured=measured, speed=speed, remark=f"{EIGHTH}, compiled",
-            )
-        )  # fmt: skip
+        parallel = f"tp 8, fsdp 8 {{ reduce = fp32 }}, pp 8 {{ schedule = {schedule} }}"
+        sizes = {"head": 8, "devices": 512, "sequence": 8192, "micro": 1, "accumulate": 32}
+        rows.append(fp8(model="405B", parallel=parallel, measured=measured, speed=speed, **sizes))
     for fsdp, cp, measured, speed in ((8, 1, 75.3, 76), (4, 2, 75.9, 47), (2, 4, 77.1, 31), (1, 8, 84.9, 16)):
-        context = f"cp {cp} {{ ring = {cp}, ulysses = 1 }}, " if cp > 1 else ""
-        rows.append(
-            PublishedRow(
-                source=TITAN, head=8, model="405B", devices=512,
-                parallel=f"tp 8, {context}fsdp {fsdp} {{ reduce = fp32 }}, pp 8 {{ schedule = 1f1b }}",
-                sequence=32768 * cp, micro=1, accumulate=8, activation=FULL, measured=measured, speed=speed,
-                remark=f"{EIGHTH}, compiled",
-            )
-        )  # fmt: skip
+        parallel = f"tp 8, {_context(cp)}fsdp {fsdp} {{ reduce = fp32 }}, pp 8 {{ schedule = 1f1b }}"
+        sizes = {"head": 8, "devices": 512, "sequence": 32768 * cp, "micro": 1, "accumulate": 8}
+        rows.append(fp8(model="405B", parallel=parallel, measured=measured, speed=speed, **sizes))
     return rows
+
+
+def _context(cp: int) -> str:
+    return f"cp {cp} {{ ring = {cp}, ulysses = 1 }}, " if cp > 1 else ""
 
 
 def kempner_rows() -> list[PublishedRow]:
@@ -188,10 +173,7 @@ def kempner_rows() -> list[PublishedRow]:
 
 def planned(row: PublishedRow) -> Plan:
     """The plan of a row. Raises AssertionError with the diagnostics where there is none."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "row.xtrain"
-        path.write_text(row.text)
-        compiled = plan_from_spec(path)
+    compiled = plan_from_text(row.text, "row.xtrain")
     assert compiled.plan is not None, compiled.diagnostics.render()
     return compiled.plan
 

@@ -254,7 +254,7 @@ def first_of_machine(rank: Rank, work: Callable[[], T], beat: HeartbeatWriter) -
 
 
 def _begun(work: Callable[[], T]) -> Future[T]:
-    """Start a call in a thread that does not keep the process alive, unlike those of an executor."""
+    """Start a call in a thread that does not keep the process alive, unlike an executor's."""
     future: Future[T] = Future()
 
     def run() -> None:
