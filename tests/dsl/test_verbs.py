@@ -87,8 +87,7 @@ heavy = {{"torch", "numba", "numpy", "textual", "networkx", "rich"}} & set(sys.m
 # Of plans only what components are written with.
 rooms = tuple(f"xtrain.{{room}}." for room in ("plan", "blocks", "contracts", "planner", "server", "runtime", "tui"))
 made_of = {{f"blocks.{{name}}" for name in ("adapted", "attention", "block", "feed_forward", "op_trace")}}
-made_of |= {{f"contracts.{{name}}" for name in ("actions", "component", "data", "models", "optimizers")}}
-made_of |= {{"contracts.run", "contracts.stacks"}}
+made_of |= {{f"contracts.{{name}}" for name in ("actions", "data", "models", "optimizers", "stacks")}}
 made_of |= {{f"plan.{{name}}" for name in ("architecture", "arithmetic", "canonical", "data", "estimates", "findings")}}
 made_of |= {{f"plan.{{name}}" for name in ("graph", "hardware", "learning_rate", "plan", "step_sizes", "weight_files")}}
 loaded = {{name for name in sys.modules if name.startswith(rooms)}} - {{f"xtrain.{{name}}" for name in made_of}}
