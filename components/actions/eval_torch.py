@@ -1,4 +1,8 @@
-"""`tick.eval`: evaluation on held-out documents."""
+"""`tick.eval`: evaluation on held-out documents.
+
+It measures the loss over every valid token once, the loss for each byte, the accuracy of choices, and in a run with
+rollouts the rewards of completions of held-out prompts.
+"""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""`tick.memory_snapshot`: a snapshot of a rank's memory."""
+"""`tick.memory_snapshot`: memory of ranks next to the figures of the plan, in `profile/memory-<step>/`."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`tick.profile` and `event.profile`: profiles of some steps."""
+"""`tick.profile` and `event.profile`: a trace and a summary of some steps on each selected rank."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -2,7 +2,8 @@
 
 The collator is called once per row and sees only that row, so its result does not depend on how rows are assigned to
 ranks and microbatches. Rows of padding are not passed to it. Its result is validated, because a mistake would otherwise
-show, if at all, as a slightly wrong loss.
+show, if at all, as a slightly wrong loss. It cannot change the place of a row in the run, its dataset, or the number
+of labels that count.
 """
 
 import inspect

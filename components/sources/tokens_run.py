@@ -1,4 +1,7 @@
-"""Reader of already tokenized documents."""
+"""Reader of already tokenized documents.
+
+Files are .npy, raw numbers, shards with a header, indexed pairs of files, and token stores, all mapped as arrays.
+"""
 
 from collections.abc import Iterator
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Faults outside the spec, and the exit codes of processes.
+"""Faults outside the spec, in the machine or the data, and the exit codes of processes.
 
 A fault concerns the machine, the files, or the state of an earlier run. It has the code, the place and the remedy that
 are shown.

@@ -1,4 +1,7 @@
-"""Worker groups of a run, one after another: restarts after failures, and the last record when no rank wrote it."""
+"""Worker groups of a run, one after another: restarts after failures, and the last record when no rank wrote it.
+
+A restart may use a smaller world: fewer ranks after devices were lost or a machine failed repeatedly.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Records of a run: metrics and events, written to their files and to trackers.
+"""Records of a run: metrics and events, written to their files and to trackers (`log { … }`).
 
 Files and trackers are written by threads of their own and cannot delay training.
 """

@@ -1,4 +1,4 @@
-"""Folder of checkpoints as its readers see it: entries, pointer files, `state.json` and checksums.
+"""Folder of checkpoints: entries, pointer files, `state.json` and checksums, and `Publisher`, which alone changes it.
 
 An entry never changes once it is published. `state.json` has the counters, and the size and checksum of every file.
 """

@@ -1,4 +1,7 @@
-"""Run directory `<root>/<lineage>/<run_id>/`: its path, opening it, and moving earlier runs aside."""
+"""Run directory `<root>/<lineage>/<run_id>/`: its path, opening it, and moving earlier runs aside.
+
+Opening reports the differences from the last start, and other runs of the same experiment that are not resumed.
+"""
 
 import json
 import os
