@@ -43,7 +43,9 @@ def node_place(plan: Plan, index: int | None, meet: str | None) -> NodePlace | N
     if index is None and meet is None and in_slurm_step():
         _check_step(nodes, environment)
         if nodes > 1:
-            return _of_slurm(environment)
+            hosts = environment.get("SLURM_STEP_NODELIST") or environment["SLURM_NODELIST"]
+            number = int(environment["SLURM_NODEID"])
+            return NodePlace(index=number, host=first_host(hosts), port=job_port(environment))
     if index is None and meet is None:
         return None
     if index is None or meet is None:
@@ -83,11 +85,6 @@ def _check_step(nodes: int, environment: Mapping[str, str]) -> None:
             f"Slurm has started {tasks} tasks on {plural(machines, 'node')}, but each node needs only one; start "
             "them with `srun --ntasks-per-node 1`",
         )
-
-
-def _of_slurm(environment: Mapping[str, str]) -> NodePlace:
-    hosts = environment.get("SLURM_STEP_NODELIST") or environment["SLURM_NODELIST"]
-    return NodePlace(index=int(environment["SLURM_NODEID"]), host=first_host(hosts), port=job_port(environment))
 
 
 def first_host(hosts: str) -> str:

@@ -86,11 +86,6 @@ class PackStage(Stage):
     """The same stage without the parts of a row that only other losses than cross-entropy read; None if there are none.
     """
 
-    @property
-    def labels_alone(self) -> bool:
-        """True if the loss reads only labels of a row."""
-        return self.of_labels is None
-
 
 def longest_padding(align: int) -> int:
     """Return the length of the longest padding segment after the documents of a row, in positions."""
@@ -127,7 +122,7 @@ class CollateChain:
         if not all(stage.one_pass for stage in self.stages[:3]):
             return None
         last = self.stages[3] if len(self.stages) > 3 else None
-        return last if isinstance(last, PackStage) and last.labels_alone else None
+        return last if isinstance(last, PackStage) and last.of_labels is None else None
 
     @property
     def of_labels(self) -> "CollateChain":
