@@ -44,7 +44,6 @@ LAUNCHERS = (
     "xtrain.runtime.jobs.runs",
     "xtrain.runtime.jobs.submitted",
     "xtrain.runtime.jobs.trials",
-    "xtrain.runtime.jobs.restarts",
     "xtrain.runtime.loop.preflight",
     "xtrain.runtime.store.run_directory",
     "xtrain.tui.lines.view",

@@ -110,5 +110,6 @@ def unwritten(rank: int) -> None:
         def write_whole(path: Path, write: Any) -> int:
             raise OSError(28, "No space left on device", str(path))
 
-        for module in ("loop.memory_report", "inspect.profile", "inspect.memory_snapshot"):
-            importlib.import_module(f"xtrain.runtime.{module}").write_whole = write_whole
+        actions = "components.actions.profile_torch", "components.actions.memory_snapshot_torch"
+        for module in ("runtime.loop.memory_report", *actions):
+            importlib.import_module(f"xtrain.{module}").write_whole = write_whole
