@@ -2,7 +2,8 @@
 
 Kinds: a boundary (`<` for `<=`), a condition negated, dropped, or one of two ignored (among them checks of rank 0), an
 operator or a number off, a flag turned, two arguments swapped, a call removed (fsync, a check, a reduction), a key or
-code with another letter, one of two bounds ignored. Texts for people, annotations and `__all__` stay as they are.
+code with another letter, one of two bounds ignored. Texts for people, annotations, assertions and `__all__` stay as
+they are.
 """
 
 import ast
@@ -17,6 +18,7 @@ OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.
 KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 # Arguments that people read, and those that guard or hurry without a result of their own.
 TEXTS = {"doc", "help", "hint", "why", "description", "metavar", "message", "strict", "flush", "eq"}
+TEXTS |= {"repr", "kw_only", "slots", "maxsize", "stacklevel"}
 UNWRAPPED = {"min", "max", "sorted", "abs", "round", "sum", "any", "all", "set", "reversed", "dedent", "deepcopy"}
 
 
@@ -69,12 +71,14 @@ def faults(text: bytes) -> list[Fault]:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk what runs: no annotation, no docstring, no f-string, no import, no text for people."""
+    """Walk what runs: no annotation, no docstring, no f-string, no import, no assertion, no text for people."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "type_params") or (name == "body" and _only_types(node)):
             continue
         for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr | ast.Import | ast.ImportFrom):
+                continue
+            if isinstance(child, ast.Assert) or (isinstance(child, ast.Subscript) and _named(child.value, "Literal")):
                 continue
             if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
                 continue
@@ -82,10 +86,14 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
                 continue
             if isinstance(child, ast.Assign) and ast.unparse(child.targets[0]) in ("__all__", "__slots__"):
                 continue
-            if isinstance(child, ast.Call) and ast.unparse(child.func).rpartition(".")[2] in ("TypeVar", "cast"):
+            if isinstance(child, ast.Call) and _named(child.func, "TypeVar", "cast"):
                 continue
             yield child
             yield from _code(child)
+
+
+def _named(node: ast.AST, *names: str) -> bool:
+    return ast.unparse(node).rpartition(".")[2] in names
 
 
 def _only_types(node: ast.AST) -> bool:
