@@ -104,7 +104,8 @@ def _choices(word: str, pages: tuple[ReferencePage, ...]) -> Iterator[TopicWord]
     """Yield the settings and labels that have a fixed word."""
     for page in pages:
         known = [field for field in (*((page.label,) if page.label else ()), *page.fields) if word in field.choices]
-        for field in {field.path: field for field in reversed(known)}.values():
+        first = {field.path: field for field in reversed(known)}  # several losses have a `normalise`
+        for field in reversed(first.values()):
             yield TopicWord("choice", word, field.path, field.doc)
 
 

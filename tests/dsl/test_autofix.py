@@ -106,6 +106,7 @@ def line(text):
     # types
     ('batch { sequence = "512", micro = 4.0 }', "batch { sequence = 512, micro = 4 }"),
     ("model qwen3 { tie_embeddings = yes, qk_norm = 0 }", "model qwen3 { tie_embeddings = true, qk_norm = false }"),
+    ('model qwen3 { tie_embeddings = "Off" }', "model qwen3 { tie_embeddings = false }"),
     ("batch { sequence = 512 tokens, micro = [8] }", "batch { sequence = 512, micro = 8 }"),
     ("optimizer adamw { weight_decay = 10%, clip = null }", "optimizer adamw { weight_decay = 0.1, clip = none }"),
     ("dataset stdlib { holdout = 0.05 }", "dataset stdlib { holdout = 5% }"),
@@ -133,6 +134,8 @@ def test_what_is_certain_is_written(before, after):
     "batch { micro = 8, micr = 4 }",  # `micro` is there already
     "batch { micro = 8, micro = 4 }",  # which of the two?
     "batch { sequence = 8K }",  # 8,000 or 8,192
+    "batch { sequence = 1 KiB, micro = 4 min }",  # another setting was meant
+    "batch { micro = 50% }",  # no whole number
     "loss cross_entropy { chunk = 512MB }",  # 10^6 or 2^20
     "scheduler cosine { warmup = 50 }",  # steps or a share
     "every 10 log",

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix, SourceText, render
 
 
@@ -73,6 +75,18 @@ batch { micro = 10 steps + 3 tokens, accumulate = widht * 2, rows = 0 }
 scheduler cosin
 """
     assert codes(text) == ["X107", "X301", "X203", "X106", "X214", "X303", "X202", "X304", "X305"]
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("let a = [ * ]", "a value or `]`"),
+    ("let a = ->", "a value"),
+    ("let a = { : }", "a name, a string or `}`"),
+    ("let *", "a name"),
+    ("param a *", "`=`"),
+])  # fmt: skip
+def test_what_may_stand_instead_of_an_unexpected_sign(load, text, expected):
+    (found,) = [d for d in load(text).diagnostics if d.code == "X101"]
+    assert found.hint == f"expected {expected}"
 
 
 def test_fixes_can_be_applied(load):

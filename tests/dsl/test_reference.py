@@ -132,6 +132,8 @@ def is_a_set(field):
     ("pack", ["ReferencePage pack"]),
     ("text", ["ReferencePage text", "Field dataset.text"]),
     ("1f1b", ["choice parallel.pp.schedule"]),
+    ("fp64", [f"choice {path}" for path in
+        ("precision.params", "precision.compute", "precision.fp8.rest", "parallel.fsdp.reduce", "export.dtype")]),
     ("adamw", ["choice optimizer.kind"]),
     ("min", ["function min(a, b, …)", "unit 10 min", "Field parallel.torchft.min"]),
     ("steps", ["unit 10 steps", "Field rollout.steps"]),

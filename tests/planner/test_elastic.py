@@ -120,6 +120,8 @@ def test_the_page_says_which_worlds_there_are_and_why_others_are_not(make_plan):
     ({"sets": ("launch.nodes=2", "launch.ranks_per_node=4")}, "X429", "launch says 8 ranks"),
     ({"elastic": "5..7"}, "X430", "none of 5..7 ranks works"),
     ({"elastic": "3..5"}, "X430", "only one number of ranks works, 4"),
+    ({"parallel": "cp 2, fsdp auto", "elastic": "5..5"}, "X430", "no number of ranks is divisible by cp 2"),
+    ({"parallel": "fsdp auto { replicate = 2 }", "elastic": "5..5"}, "X430", "is divisible by replicate 2"),
     ({"elastic": "4..2"}, "X304", "is decreasing: 4 to 2"),
     ({"elastic": "0..2"}, "X304", "each end of `elastic` must be at least 1"),
     ({"elastic": "1.5..2"}, "X306", "whole number"),
