@@ -109,7 +109,7 @@ def test_a_run_and_a_changed_spec(folder, diff):
     assert status == 0
     assert "· checkpoint of step 100" in out
     assert "step 101 takes the rate" in out
-    assert f"--set workspace.run={run.name}" in out
+    assert f"--set workspace.run={run.name}" in out and "workspace.root" not in out
 
 
 def test_a_run_that_is_only_made_longer_is_found_by_itself(folder, diff):

@@ -97,7 +97,7 @@ AXOLOTL_ROWS = [
     ("neftune_noise_alpha: 5", ["neftune = 5"]),
     # optimizer: defaults that differ are written
     ("optimizer: adamw_torch", ["optimizer adamw {", "weight_decay = 0", "betas = [0.9, 0.999]", "!eps = 1e-08"]),
-    ("optimizer: adamw_bnb_8bit", ["optimizer adamw8bit {"]),
+    ("optimizer: adamw_bnb_8bit", ["optimizer adamw8bit {", "betas = [0.9, 0.999]", "weight_decay = 0"]),
     ("optimizer: lion_32bit\nweight_decay: 0.1", ["optimizer lion {", "weight_decay = 0.1"]),
     ("optimizer: sgd", ["optimizer sgd {", "momentum = 0"]),
     ("weight_decay: 0.01", ["weight_decay = 0.01", "group embed_tokens {"]),
@@ -128,6 +128,8 @@ AXOLOTL_ROWS = [
     ("adapter: lora\nlora_target_modules: [q_proj, v_proj]", ['targets = ["q_proj", "v_proj"]']),
     ("adapter: lora\nlora_target_modules: model.layers.[\\d]+.(mlp|self_attn).(up|q)_proj",
      ['targets = ["up_proj", "q_proj"]']),
+    ("adapter: lora\nlora_target_modules: [q_proj]\nlora_target_parameters: [mlp.experts.down_proj]",
+     ['targets = ["q_proj", "experts"]']),
     ("adapter: lora\npeft_use_rslora: true", ["scaling = rslora"]),
     ("adapter: lora\npeft_use_dora: true", ["dora = true"]),
     ("adapter: qlora\nload_in_4bit: true", ["base nf4"]),
@@ -456,6 +458,29 @@ def test_nested_configurations(tmp_path, kind, more, lines):
     written = lines_of(spec)
     assert [line for line in lines if (line.removeprefix("!") in written) is line.startswith("!")] == []
     assert has_no_mistake(spec, kind)
+
+
+SAID = [
+    ("kempner_forge", FORGE + "[metrics]\nwandb_project = \"p\"\n", "metrics.wandb_project", Fate.MEANINGLESS,
+     "W&B is off"),
+    ("arctic_training", ARCTIC.replace("]}", "], train_eval_split: [1.0, 0.0]}"), "data.train_eval_split", Fate.DEFAULT,
+     "nothing is held out"),
+    ("trl", TRL + "logging_strategy: epoch\nlogging_steps: 5\n", "logging_steps", Fate.TRANSLATED, ""),
+    ("trl", TRL + "use_peft: true\nlora_target_parameters: [a]\n", "lora_target_parameters", Fate.MISSING,
+     "`targets` are matrices of linear layers"),
+    ("axolotl", AXOLOTL + "cpu_offload: true\n", "cpu_offload", Fate.MISSING, "no such key"),
+    ("deepspeed", '{"zero_optimization": {"stage": 2}, "train_batch_size": 8, "scheduler": {"type": "WarmupCosineLR", '
+     '"params": {"warmup_num_steps": 5, "cos_min_ratio": 0.05}}}', "scheduler.params.cos_min_ratio", Fate.TRANSLATED,
+     ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "text", "key", "fate", "why"), SAID, ids=[f"{row[0]}: {row[2]}" for row in SAID])
+def test_what_is_said_of_a_key(tmp_path, kind, text, key, fate, why):
+    name = {"[": "c.toml", "{": "c.json"}.get(text[0], "c.yml")
+    draft, _ = imported(tmp_path, text, name, kind)
+    (account,) = [account for account in draft.accounts() if account.key == key]
+    assert account.fate is fate and why in account.why
 
 
 @pytest.mark.parametrize(("text", "key"), [
