@@ -22,7 +22,7 @@ from xtrain.runtime.base.device import forget_peak
 from xtrain.runtime.base.errors import EXIT_CODES, DataError, EnvironmentFault
 from xtrain.runtime.base.errors import exit_process as exit_this_process
 from xtrain.runtime.base.limits import limit_fault
-from xtrain.runtime.base.ops import OPS, PlanMismatch, load_ops, op, op_of
+from xtrain.runtime.base.ops import PlanMismatch, load_ops, op, op_of
 from xtrain.runtime.base.process import ReplicaGroup, plan_of_group
 from xtrain.runtime.base.state import Clocks, Progress, Resources
 from xtrain.runtime.base.user_parts import PartFailed
@@ -317,7 +317,7 @@ class Executor:
     def _shut_down(self, *, failed: bool) -> None:
         for node in self._order:
             # After a failure the other ranks may be gone: waiting for them would only hide the failure.
-            if node.kind == "shutdown" and node.op in OPS and not (failed and node.op == "shutdown.leave"):
+            if node.kind == "shutdown" and not (failed and node.op == "shutdown.leave"):
                 self.beat.at(node.id, lasting=True)
                 self.nodes.act(node)
         watch: Watchdog | None = self.resources.get("watch")

@@ -56,7 +56,8 @@ def test_a_lineage_is_listed_by_run_and_step(lineage, backend, capsys):
         ("a", 400, "weights", ["model"]),
         ("b", 10, "full", ["latest"]),
     ]
-    assert found[1]["metrics"] == {"eval/web/loss": 2.2} and found[1]["bytes"] == {"dcp": 21, "file": 7}[backend]
+    assert found[1]["metrics"] == {"eval/web/loss": 2.2} and found[1]["tokens"] == 1400
+    assert found[1]["bytes"] == {"dcp": 21, "file": 7}[backend]
     assert main(["checkpoint", "ls", str(lineage / "a")]) == 0
     text = capsys.readouterr().out
     assert "best · eval/web/loss 2.2000" in text and "ckpt-s000000000400" in text and str(lineage / "b") not in text

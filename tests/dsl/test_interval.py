@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.reference.json_schema import json_schema
 from xtrain.dsl.spec_text import spec_json
@@ -45,6 +47,12 @@ def test_programs_see_a_text_of_a_pattern_that_the_schema_has(load):
 
 def test_both_ends_belong_to_a_range():
     assert [number in Interval(2, 4) for number in range(1, 6)] == [False, True, True, True, False]
+
+
+@pytest.mark.parametrize(("text", "codes"), [("2..x", ["X202"]), ("2.5..3", ["X306"]), ("4..2", ["X304"])])
+def test_each_end_is_reported_once(load, text, codes):
+    found = load(f"fault_tolerance {{ elastic = {text} }}").diagnostics
+    assert [error.code for error in found.errors if error.code not in ("X204", "X205")] == codes
 
 
 def test_a_range_where_none_is_wanted_is_called_one(load):

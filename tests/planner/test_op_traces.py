@@ -69,6 +69,16 @@ def test_whole_gradients_wait_for_the_last_microbatch(make_plan):
     assert single.estimates.classes[0].memory.unreduced == 0
 
 
+@pytest.mark.parametrize(("stages", "blocks"), [(2, 4), (4, 3)])
+def test_of_the_stages_of_a_rank_three_are_gathered_at_once(make_plan, stages, blocks):
+    """pp 2 with 8 blocks: the first rank has 4 of them, the first of which is behind the embedding."""
+    text = f"parallel {{ pp 2 {{ schedule = interleaved_1f1b, stages_per_rank = {stages} }}, fsdp 2 }}"
+    batch = "batch { sequence = 256, micro = 1, accumulate = 4 }"
+    plan = make_plan(model=SHAPE.format(layers=8), batch=batch, parallel=text)
+    block = 2 * DIM * DIM + 2 * DIM * KEYS * (DIM // HEADS) + 3 * DIM * FFN + 2 * DIM
+    assert plan.estimates.classes[0].memory.unsharded == 4 * (blocks * block + VOCAB * DIM)
+
+
 def chain(*, call=None) -> OpTrace:
     """x → linear (10 → 20) → square (keeps 20) → linear (20 → 10)."""
     trace = OpTrace(TracedTensor(10, 10))

@@ -1,6 +1,7 @@
 """Binding nodes to ops: the plan and the code cannot drift apart unnoticed."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,14 @@ def test_nested_values_are_made_into_their_class():
 def test_every_op_has_a_name_of_its_kind():
     kinds = {name.split(".")[0] for name in load_ops()}
     assert kinds == {"setup", "collate", "step", "rollout", "tick", "event", "request", "shutdown"}
+
+
+def test_every_op_that_a_graph_names_has_its_function():
+    load_ops()
+    texts = [path.read_text() for room in ("planner", "components") for path in (ROOT / room).rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r'\.add\(\s*"\w+",\s*"([a-z_.]+)"', text)}
+    assert len(named) > 50
+    assert [name for name in named if name not in COMPONENTS and op_named(name) is None] == []
 
 
 def test_the_text_of_a_file_shows_that_it_defines_ops():

@@ -22,7 +22,7 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "split": lambda a, b: [*a.split(), *b.split("a"), *a.split("b", 1), *b.rsplit("a", 1), *a.rsplit(None, 1)],
     "lines": lambda a, b: [*a.splitlines(), *b.splitlines(True)],
     "parts": lambda a, b: [*a.partition("a"), *b.rpartition("b")],
-    "replace": lambda a, b: a.replace("a", "xy") + b.replace("b", "", 1) + a.replace("ab", b),
+    "replace": lambda a, b: a.replace("a", "xy") + b.replace("b", "", 1) + a.replace("ab", b) + b.replace("", a),
     "case": lambda a, b: a.upper() + b.lower().capitalize() + a.title() + b.swapcase(),
     "join": lambda a, b: a.join([b, "-", a]),
     "percent": lambda a, b: a.replace("%", "") % () + "%s" % b,  # noqa: UP031

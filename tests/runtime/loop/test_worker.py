@@ -13,7 +13,7 @@ from xtrain.plan.serialise import dumps
 from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.locks import WORKER_LOCK, hold
-from xtrain.runtime.base.process import FILE, write_cause
+from xtrain.runtime.base.process import write_cause
 from xtrain.runtime.loop.worker import run_rank
 from xtrain.runtime.observe.provenance import planned
 from xtrain.runtime.observe.stopping import EVENTS, stop_signals
@@ -80,10 +80,10 @@ def test_the_cause_is_left_where_torchrun_looks_for_it(tmp_path, monkeypatch):
 
     files = [tmp_path / "0.json", tmp_path / "1.json"]
     for file, first in zip(files, (True, False), strict=True):
-        monkeypatch.setenv(FILE, str(file))
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
         write_cause("error[X705]: it\ndoes not fit", of_first=not first)
     failures = {rank: ProcessFailure(rank, os.getpid(), 3, str(file)) for rank, file in reversed([*enumerate(files)])}
     text = str(ChildFailedError("xtrain", failures))
     assert text.rstrip("=\n ").endswith("traceback : error[X705]: it\n  does not fit")
-    monkeypatch.delenv(FILE)
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
     write_cause("nobody looks")

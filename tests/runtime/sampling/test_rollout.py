@@ -200,6 +200,7 @@ def group(texts: list[str], answer: str = "7") -> SampledGroup:
     (" 7 ", None, "7"),
     ("7 or 8", r"\d", "8"),
     ("#### 1,000", r"#### (.+)", "1,000"),
+    ("#### 1,000 \n####  7  ", r"#### (.+)", "7"),
     ("no", r"\d", None),
     ("ab", r"a(x)?", None),
 ])  # fmt: skip

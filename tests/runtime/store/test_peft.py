@@ -16,6 +16,7 @@ from small_runs import make_run, plan_of, save
 from torch import Tensor
 
 from xtrain.cli.main import main
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic
 from xtrain.plan.peft import PEFT_CONFIG, PEFT_WEIGHTS, assign_peft
 from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
@@ -227,6 +228,9 @@ def test_magnitudes_of_experts_are_written_one_by_one(tmp_path: Path, capsys):
     assert main(["export", str(run_of(again, tmp_path)), "--adapter", "--to", str(tmp_path / "out")]) == 0
     for file in (PEFT_WEIGHTS, PEFT_CONFIG):
         assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "adapter" / file).read_bytes()
+    config(alpha_pattern={r"experts\.0\.gate_proj": 3})(tmp_path / "adapter")
+    code, text = diagnosed(tmp_path, f'from = "{tmp_path / "adapter"}"')
+    assert code == "X522" and "experts.gate_proj have different alphas" in text
 
 
 def test_what_peft_takes_for_experts_is_said(tmp_path: Path, capsys):
@@ -342,8 +346,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def diagnosed(folder: Path, adapter: str) -> tuple[str, str]:
-    """(code, text) of the one mistake of a spec with this adapter."""
+def mistake(folder: Path, adapter: str) -> Diagnostic:
+    """The one mistake of a spec with this adapter."""
     text = f"""experiment small {{ seed = 1, budget = 40 steps }}
 model "{folder / "base"}"
 tokenizer bytes
@@ -353,6 +357,11 @@ batch {{ sequence = 64 }}
 optimizer adamw {{ lr = 1e-3 }}
 """
     (found,) = plan_from_text(text, "small.xtrain").diagnostics.errors
+    return found
+
+
+def diagnosed(folder: Path, adapter: str) -> tuple[str, str]:
+    found = mistake(folder, adapter)
     return found.code, found.message
 
 
@@ -366,8 +375,9 @@ def test_a_damaged_adapter_is_a_diagnostic(good: Path, tmp_path: Path, what: str
 
 
 def test_values_of_a_folder_are_no_part_of_a_decomposition(good: Path):
-    code, text = diagnosed(good, f'from = "{good / "adapter"}", init = pissa')
-    assert code == "X435" and "pissa takes a part out of it" in text
+    found = mistake(good, f'from = "{good / "adapter"}", init = pissa')
+    assert found.code == "X435" and "pissa takes a part out of it" in found.message
+    assert found.span is not None and found.span.text == "pissa"
 
 
 def test_an_embedding_that_is_the_head_is_both(tmp_path: Path):

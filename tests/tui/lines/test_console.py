@@ -113,6 +113,12 @@ def test_start_up_builds_up_line_by_line(recorded) -> None:
     assert "waiting for the first step" in screen.moving
 
 
+def test_the_detail_of_a_start_is_folded_and_not_cut(event) -> None:
+    detail = "/".join(f"folder{number}" for number in range(30))
+    lines = Screen(60).play([event("setup", 1, 0, node="setup.weights", seconds=1.0, detail=detail)]).lines
+    assert detail in "".join("".join(lines).split())
+
+
 def test_ticks_stay_above_the_line(recorded) -> None:
     text = "\n".join(line.rstrip() for line in Screen(100).play(recorded).lines)
     assert " step 120  eval        held[bold]out  loss 2.0000  ppl 7.39  65.5k tokens, 1.00 s\n" in text
