@@ -4,12 +4,15 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import other_packages
 import pytest
 from agreement import hold_against_the_trace
 from attrs import evolve
 
+from xtrain.components.stacks.ddp import bucket_sizes
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.reference.json_schema import json_schema
 from xtrain.dsl.reference.reference import pages
@@ -140,3 +143,21 @@ def test_what_works_with_it_is_asked_of_the_rules():
     assert [row.cells[each] for each in ("tp", "pp", "fsdp", "→bf16")] == ["yes", "X415", "X415", "X415"]
     assert list(row.cells)[:4] == ["alone", "ddp", "deepspeed", "torchft"]
     assert re.fullmatch("X415", rows["parallel.pp.schedule", "zbv"].cells["sharding"]) is None
+
+
+def test_buckets_of_ddp_by_hand():
+    """From the head to the embedding: 1 MiB, then 25 MiB, each closed by the parameter that fills it."""
+    mega = 2**18  # fp32 numbers of 1 MiB
+    sizes = {"lm_head.weight": mega, "norm.weight": 3, "embed_tokens.weight": mega, "layers.1.frozen": 99 * mega}
+    sizes |= {"layers.0.a": 20 * mega, "layers.0.b": 5 * mega, "layers.1.a": mega, "layers.1.b": 24 * mega}
+    tensors = [SimpleNamespace(name=name, size=size, trained="frozen" not in name) for name, size in sizes.items()]
+    resolved = SimpleNamespace(
+        formats=SimpleNamespace(params="fp32"),
+        inventory=SimpleNamespace(tensors=tensors),
+        architecture=SimpleNamespace(
+            tie_embeddings=False, head_module="lm_head", other_ends=[("norm.weight", 3)], head_adapters=list
+        ),
+    )
+    block = [SimpleNamespace(layer=layer, trace=SimpleNamespace(parameters=["a", "frozen", "b"])) for layer in (0, 1)]
+    stage: Any = SimpleNamespace(blocks=[(each, 1) for each in block])
+    assert bucket_sizes(cast(Any, resolved), stage) == [2**20, 3 * 4 + 25 * 2**20, 25 * 2**20, 2**20]

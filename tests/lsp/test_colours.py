@@ -12,7 +12,7 @@ import pytest
 from grammars import files, rules
 from lark import Lark, UnexpectedInput
 from lark import logger as lark_logger
-from pygments.token import Error, Text, Token
+from pygments.token import STANDARD_TYPES, Error, Text, Token, string_to_tokentype
 
 from xtrain.dsl.evaluation.evaluate import FUNCTIONS
 from xtrain.dsl.reference.reference import every_page
@@ -53,6 +53,7 @@ def test_every_word_of_the_schema_has_its_colour():
     assert len(expected) > 350
     assert {text: found for text, kind in expected.items() if (found := colour(text, text)) != kind} == {}
     assert all(colour(f"10 {unit}", "10") == ("percent" if unit == "%" else "quantity") for unit in UNITS)
+    assert {string_to_tokentype(name) for each in lexemes() for name in each.tokens} <= STANDARD_TYPES.keys()
     assert colour("10 % 3", "10") == "number" and colour("steps = 3", "steps") != "quantity"
 
 

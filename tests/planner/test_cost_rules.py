@@ -98,6 +98,9 @@ def test_tensor_parallel_that_is_not_needed(make_plan):
     assert check(plan, "mesh.tp.need").code == "W426"
     needed = make_plan(parallel="parallel { tp 2, fsdp auto }", **{**blocks, "cluster": gib(18)})
     assert check(needed, "mesh.tp.need").status == "pass"
+    few = {**blocks, "batch": "batch { sequence = 8Ki, micro = 1, rows = 2 }"}
+    found = check(make_plan(parallel="parallel { tp 2, fsdp 2 }", **few), "mesh.tp.need")
+    assert found.status == "pass" and found.evidence == "there are not enough rows without tp 2"
 
 
 def test_changes_are_texts_and_values():

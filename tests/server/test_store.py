@@ -105,6 +105,8 @@ def test_what_is_not_needed_has_no_row(tmp_path: Path) -> None:
     bodies = {id: done.body for id, done in results.items() if done is not None}
     assert bodies == {"m/3": b"result", "m/4": b"result", "m/5": b"fifth"}
     assert again.state.results == len(b"result" * 2 + b"fifth") and not again.state.waiting
+    again.state.change(Removed("ModelEntry", "m"))
+    assert not again.state.models and not again.state.history
     again.close()
 
 

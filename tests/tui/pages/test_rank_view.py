@@ -105,8 +105,9 @@ def test_every_figure_is_explained_where_there_is_room() -> None:
 
 
 def test_the_legend_says_where_each_shade_begins() -> None:
-    drawn = page(facts(step_seconds={5: 0.9}), RankView(), 120, 36)
-    assert "· under 540 ms  ░ 540 ms  ▒ 630 ms  ▓ 720 ms  █ 810 ms+" in text(drawn)
+    for rows in range(14, 40):
+        drawn = page(facts(step_seconds={5: 0.9}), RankView(), 120, rows)
+        assert "· under 540 ms  ░ 540 ms  ▒ 630 ms  ▓ 720 ms  █ 810 ms+" in text(drawn), rows
 
 
 def test_a_cell_says_how_many_ranks_it_stands_for_and_shows_the_worst(huge: RankFacts) -> None:
