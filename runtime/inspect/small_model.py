@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from xtrain.runtime.nn.attention import by_document
 from xtrain.runtime.nn.attention_blocks import Scores
 from xtrain.runtime.nn.batch import DocumentLayout
-from xtrain.runtime.nn.code_attention import NAME, Attend, attending
+from xtrain.runtime.nn.code_attention import NAME, Attend, attending, register
 from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, config_of
 
 SMALL: Final = 2**23  # the largest number of parameters of a small model
@@ -214,6 +214,7 @@ def measured_logits(code: CodeModel) -> dict[str, Any] | None:
 @contextmanager
 def by_kernels(code: CodeModel, attend: Attend) -> Iterator[None]:
     """Compute the attention of layers that use transformers' interface by `attend` within the block."""
+    register()
     config = code.model.config
     before, config._attn_implementation = config._attn_implementation, NAME
     try:
