@@ -7,7 +7,7 @@ class Hands:
     """Clocks that a test turns."""
 
     def __init__(self) -> None:
-        self.now = self.spent = 0.0
+        self.now, self.spent = 0.0, 100.0
 
 
 def worked(hands: Hands, seconds: float) -> RefreshLimiter:
