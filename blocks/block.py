@@ -130,7 +130,7 @@ class BlockPiece:
     @property
     def routes(self) -> bool:
         """True if the piece has experts."""
-        return any(issubclass(layer.settings, ExpertTransformer) for layer in self.layers())
+        return any(layer.has_experts for layer in self.layers())
 
 
 def block_of(kind: LayerKind) -> BlockPiece:
@@ -165,6 +165,10 @@ class Layer(BlockPiece):
 
     def layers(self) -> "Iterator[Layer]":
         yield self
+
+    @property
+    def has_experts(self) -> bool:
+        return issubclass(self.settings, ExpertTransformer)
 
     @property
     def tiles(self) -> bool:

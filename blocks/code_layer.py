@@ -3,15 +3,17 @@
 Sizes in a description are polynomials [c0, c1, c2] of the positions S of a row, in bytes, for one row.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from attrs import define, evolve, field, frozen
 
 from xtrain.blocks.attention import AttentionLayer, trace_kernel
-from xtrain.blocks.block import Layer
-from xtrain.blocks.op_trace import ATTENTION, TP, CollectiveCall, TracedTensor
+from xtrain.blocks.block import Layer, later
+from xtrain.blocks.feed_forward import Gate, join_pieces, own_piece, to_experts, trace_experts, weigh
+from xtrain.blocks.op_trace import ATTENTION, INDEX, TP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.model import Model
 from xtrain.plan.architecture import Architecture, BlockParameter
 
@@ -35,13 +37,19 @@ def attention_flops(op: Mapping[str, Any]) -> int:
 
 @frozen
 class CodeLayer(Layer):
-    """All of a layer. kind: its place among the distinct layers of the description."""
+    """All of a layer. kind: its place among the distinct layers of the description. experts: xtrain computes its
+    experts."""
 
     settings: ClassVar[type[Model]] = Model
     adapts: ClassVar[bool] = True
     attends: ClassVar[bool] = True
 
     kind: int
+    experts: bool = later(False)
+
+    @property
+    def has_experts(self) -> bool:
+        return self.experts
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         for each in self._described(arch)["parameters"]:
@@ -56,6 +64,8 @@ class CodeLayer(Layer):
                 partial="always" if each.get("partial") else "never",
                 multiplied=chosen / experts,
                 linear=each.get("linear", False),
+                expert=each.get("expert", False),
+                turned=each.get("turned", False),
             )
 
     def buffers(self, arch: Architecture) -> dict[str, list[int]]:
@@ -72,9 +82,8 @@ class CodeLayer(Layer):
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         described, out = self._described(on.resolved.architecture), x
         format, times = TRACES[on.local.width]
-        ways = {
-            each["name"]: (each["cut"], each.get("joins", False)) for each in described["parameters"] if "cut" in each
-        }
+        matrices = (each for each in described["parameters"] if "cut" in each and each.get("linear"))
+        ways = {each["name"]: (each["cut"], each.get("joins", False)) for each in matrices}
         trace = _LayerTrace(on, times, ways if on.axes.tensor else {}, {0: x})
         for op in described["costs"][format]:
             out = trace.record(op)
@@ -82,6 +91,22 @@ class CodeLayer(Layer):
 
     def _described(self, arch: Architecture) -> Mapping[str, Any]:
         return arch.own["code"]["kinds"][self.kind]
+
+
+def _gate(kept: float) -> Gate:
+    """Return what records hidden values from one product. kept: for the backward, relative to the hidden values."""
+
+    def gate_of(on: "Tracer", inner: int, products: Sequence[Callable[[], TracedTensor]]) -> TracedTensor:
+        (product,) = products
+        both = product()
+        with on.ops.scope():
+            if not kept:
+                return on.ops.op(both, makes=inner, keeps=(both,))
+            more = round((kept - 1) * inner)
+            active = on.ops.op(both, makes=inner, keeps=(both,), extra=(more,) if more > 0 else ())
+            return on.ops.op(active, both, makes=inner, keeps=(active, both))
+
+    return gate_of
 
 
 @define(eq=False)
@@ -108,7 +133,9 @@ class _LayerTrace:
             self.cut.update(new)
         inputs = {number: self._input(number, way, joins) for number in op["inputs"] if number in self.tensors}
         parts = self.on.resolved.size("tp") if way or new[0] in self.cut else 1
-        if "attention" in op:
+        if "experts" in op:
+            out = self._experts(*inputs.values())
+        elif "attention" in op:
             out = self._attention(op["attention"], list(inputs.values()), parts)
         else:
             out = self._op(op, inputs, parts)
@@ -174,6 +201,31 @@ class _LayerTrace:
             sinks=sinks is not None,
         )
         return trace_kernel(layer, evolve(on, local=local), inputs)
+
+    def _experts(self, x: TracedTensor, *routed: TracedTensor) -> TracedTensor:
+        """Record experts that xtrain computes. routed: numbers and weights of the chosen ones."""
+        on, own = self.on, self.on.resolved.architecture.own["code"]["experts"]
+        weights = routed[-1] if routed else on.ops.op(x, makes=0)
+        module, width, (first, last) = own["module"], own["width"], own["matrices"]
+        inner = prod(on.shapes[f"{module}.{first}"][1:]) // on.local.dim
+        biased = f"{module}.{last}_bias" in on.shapes
+        widths = {first: inner, last: on.local.dim}
+        experts = partial(trace_experts, on, module, widths, width, biased, _gate(own["kept"]))
+        on.ops.choices = on.local.routed * own["chosen"] * INDEX
+        if on.resolved.architecture.router_aux_loss:
+            self._router_loss(weights, own["count"])
+        spread = bool(on.axes.tensor)
+        x = own_piece(on, x) if spread else x
+        out = weigh(on, to_experts(on, x, module, experts), weights)
+        return join_pieces(on, out) if spread else out
+
+    def _router_loss(self, weights: TracedTensor, experts: int) -> None:
+        """Record the loss of a router: which positions are real, and its probabilities, which are kept."""
+        on, local = self.on, self.on.local
+        size = local.tokens * experts * local.exact
+        counts = CollectiveCall(on.axes.row, "all_reduce", on.axes.row_node, local.rows * (experts + 1) * INDEX)
+        calls = (counts,) if on.axes.row else ()
+        on.ops.op(weights, makes=0, extra=(size, local.tokens), scratch=(2 * size, 2 * size), calls=calls)
 
     def _summed(self, x: TracedTensor) -> TracedTensor:
         """Record the sum over ranks of products with a matrix that is cut by input."""

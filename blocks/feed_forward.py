@@ -3,7 +3,8 @@
 Costs assume balanced routing: every expert gets tokens · experts_per_token / experts tokens.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
@@ -185,19 +186,22 @@ class ExpertsLayer(Layer):
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         """Record the layer from the normed residual stream to its summand."""
         spread = bool(on.axes.tensor) and not on.axes.sequence
-        x = _own_piece(on, x) if spread else x
+        x = own_piece(on, x) if spread else x
         weights = _route(on, x, f"{self.name}.gate")
         if self.scale != 1:
             weights = on.ops.op(weights, makes=weights.size)
+        module, ffn = f"{self.name}.experts", on.resolved.architecture.expert_ffn
+        widths = {"gate_proj": ffn, "up_proj": ffn, "down_proj": on.local.dim}
+        experts = partial(trace_experts, on, module, widths, ffn, self.matrix_bias, _swiglu_of(self.limit))
         shared: list[TracedTensor] = []
         if not on.resolved.shared_meanwhile:
-            out = _weigh(on, _to_experts(self, on, x), weights)
+            out = weigh(on, to_experts(on, x, module, experts), weights)
             shared = self._shared(on, x)
         else:
-            out = _weigh(on, _to_experts(self, on, x, lambda: shared.extend(self._shared(on, x))), weights)
+            out = weigh(on, to_experts(on, x, module, experts, lambda: shared.extend(self._shared(on, x))), weights)
         for each in shared:
             out = on.ops.add(out, each)
-        return _join(on, out) if spread else out
+        return join_pieces(on, out) if spread else out
 
     def shares_experts(self, arch: Architecture) -> bool:
         return bool(arch.shared_experts or self.gated_ffn)
@@ -215,7 +219,7 @@ class ExpertsLayer(Layer):
         return found
 
 
-def _own_piece(on: "Tracer", x: TracedTensor) -> TracedTensor:
+def own_piece(on: "Tracer", x: TracedTensor) -> TracedTensor:
     """Record padding, which copies, and the slice of positions of a rank."""
     ops, local = on.ops, on.local
     whole = ops.op(x, makes=local.whole)
@@ -223,7 +227,7 @@ def _own_piece(on: "Tracer", x: TracedTensor) -> TracedTensor:
     return ops.op(whole, makes=local.routed * local.dim * local.width, scratch=(0, local.whole), back_calls=(call,))
 
 
-def _join(on: "Tracer", piece: TracedTensor) -> TracedTensor:
+def join_pieces(on: "Tracer", piece: TracedTensor) -> TracedTensor:
     size = on.local.whole
     call = CollectiveCall("tp", "all_gather", TP, size)
     return on.ops.op(piece, makes=size, scratch=(size, 0), calls=(call,))
@@ -255,11 +259,16 @@ def _route(on: "Tracer", x: TracedTensor, name: str) -> TracedTensor:
     return ops.op(weights, makes=size, keeps=(weights,), extra=(one,)) if arch.router_normalise else weights
 
 
-def _to_experts(
-    layer: ExpertsLayer, on: "Tracer", x: TracedTensor, meanwhile: Callable[[], None] | None = None
+def to_experts(
+    on: "Tracer",
+    x: TracedTensor,
+    module: str,
+    experts: Callable[[TracedTensor, int], TracedTensor],
+    meanwhile: Callable[[], None] | None = None,
 ) -> TracedTensor:
-    """Record the path of every token to each of its experts and back into token order. meanwhile: records what is
-    computed while tokens travel to other ranks."""
+    """Record the path of every token to each of its experts and back into token order. module: with the experts.
+    experts: records them for rows, and the number of rows. meanwhile: records what is computed while tokens travel to
+    other ranks."""
     ops, local = on.ops, on.local
     arch, ep = on.resolved.architecture, on.axes.experts
     count = local.routed * arch.experts_per_token
@@ -268,11 +277,11 @@ def _to_experts(
     rows = ops.op(x, makes=size, extra=(order,), scratch=(order, size))
     call = CollectiveCall("ep", "all_to_all", EP, size)
     keys = here = None
-    if any(each.drops_inputs for matrix, each in on.adapted.items() if matrix.startswith(f"{layer.name}.experts.")):
+    if any(each.drops_inputs for matrix, each in on.adapted.items() if matrix.startswith(f"{module}.")):
         keys = ops.op(makes=order, named=(ops.op(makes=order, scratch=(2 * order, 0)),))
     begin, sent_rows = len(ops.ops), rows
     if ep > 1:
-        counts = CollectiveCall("ep", "all_to_all", EP, arch.experts * _tasks(layer, on) * INDEX)
+        counts = CollectiveCall("ep", "all_to_all", EP, arch.experts * _tasks(module, on) * INDEX)
         rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, calls=(counts, call), back_calls=(call,))
         if meanwhile is not None:
             sent, place = ops.ops[-1], len(ops.ops)
@@ -291,7 +300,7 @@ def _to_experts(
         ops.op(makes=0, keeps=(keys,))
     ops.mark(opens=on.experts)
     with ops.scope():
-        rows = _experts(layer, on, rows, count)
+        rows = experts(rows, count)
     ops.mark(closes=on.experts)
     if here is not None:
         # The received rows have a name until the experts return; the rows that were sent, and the experts' output,
@@ -311,21 +320,38 @@ def _order(on: "Tracer", size: int) -> TracedTensor:
     return order
 
 
-def _tasks(layer: ExpertsLayer, on: "Tracer") -> int:
+def _tasks(module: str, on: "Tracer") -> int:
     """Return how many tasks the rows of an expert are split by; 1 without adapters of tasks."""
-    module, adapter = f"{layer.name}.experts.", on.resolved.architecture.adapter
-    if not isinstance(adapter, TaskAdapters) or not any(name.startswith(module) for name in on.adapted):
+    adapter = on.resolved.architecture.adapter
+    if not isinstance(adapter, TaskAdapters) or not any(name.startswith(f"{module}.") for name in on.adapted):
         return 1
     return len(adapter.tasks)
 
 
-def _experts(layer: ExpertsLayer, on: "Tracer", rows: TracedTensor, count: int) -> TracedTensor:
-    """Record the experts' SwiGLUs: one kernel for all, or one after the other."""
-    ops, local, name = on.ops, on.local, f"{layer.name}.experts"
-    experts, _, ffn = on.shapes[f"{name}.gate_proj"]
+Gate = Callable[["Tracer", int, Sequence[Callable[[], TracedTensor]]], TracedTensor]
+"""(trace, bytes of hidden values, calls that record the products of rows) → hidden values."""
+
+
+def trace_experts(
+    on: "Tracer",
+    module: str,
+    matrices: Mapping[str, int],
+    ffn: int,
+    biased: bool,
+    gate: Gate,
+    rows: TracedTensor,
+    count: int,
+) -> TracedTensor:
+    """Record experts: one kernel for all, or one after the other.
+
+    module: with their stacks of matrices. matrices: name → width of its products; the last one gives the outputs. ffn:
+    width of hidden values. biased: there is a bias on each. count: number of rows.
+    """
+    ops, local, name = on.ops, on.local, module
+    *inner, last = matrices
+    experts = on.shapes[f"{name}.{last}"][0]
     parts = 1 if local.grouped else min(experts, MOST_PARTS)
-    share, inner = rows.size // parts, count * ffn * local.width // parts
-    flops = 2 * count * ffn * local.dim // parts
+    share, width = rows.size // parts, count * local.width // parts
     added = None if local.grouped else 0
 
     def product(x: TracedTensor, matrix: str, makes: int) -> TracedTensor:
@@ -333,10 +359,11 @@ def _experts(layer: ExpertsLayer, on: "Tracer", rows: TracedTensor, count: int) 
         return out if adapted is None else adapted.trace(on, x, out, count, parts=parts, added=added)
 
     def plain(x: TracedTensor, matrix: str, makes: int) -> TracedTensor:
-        names = [f"{name}.{matrix}", *([f"{name}.{matrix}_bias"] if layer.matrix_bias else [])]
+        names = [f"{name}.{matrix}", *([f"{name}.{matrix}_bias"] if biased else [])]
         sizes = [on.bytes_of(each) // parts for each in names]
         numbers = prod(on.shapes[names[0]])
         unpacked = on.unpacked(names[0], numbers if local.grouped else numbers // experts)
+        flops = 2 * count * prod(on.shapes[names[0]][1:]) // parts
         if len(names) == 1 or not local.grouped:
             return ops.linear(
                 x, makes, weight=sum(sizes), flops=flops, parameters=names, added=added, unpacked=unpacked
@@ -353,27 +380,37 @@ def _experts(layer: ExpertsLayer, on: "Tracer", rows: TracedTensor, count: int) 
         pieces = ops.views(rows, parts)
         names = [each for each in on.shapes if each.startswith(f"{name}.")]
         ops.slices(*(on.bytes_of(each) for each in names), parameters=names)
-    elif layer.matrix_bias or any(each.scales for each in adapters):  # which expert each row is of
+    elif biased or any(each.scales for each in adapters):  # which expert each row is of
         ops.op(makes=0, extra=(count * experts * local.width,))
     found = []
     for piece in pieces:
-        gate = product(piece, "gate_proj", inner)
-        if layer.limit is None:
-            with ops.scope():
-                active = ops.op(gate, makes=inner, keeps=(gate,))
-            up = product(piece, "up_proj", inner)
-            with ops.scope():
-                both = ops.op(active, up, makes=inner, keeps=(active, up))
-        else:
-            up = product(piece, "up_proj", inner)
-            with ops.scope():
-                both = ops.op(gate, up, makes=inner, keeps=(gate, up), scratch=(2 * inner, 4 * inner))
+        products = [partial(product, piece, each, width * matrices[each]) for each in inner]
+        hidden = gate(on, width * ffn, products)
         with ops.scope():
-            found.append(product(both, "down_proj", share))
+            found.append(product(hidden, last, share))
     return found[0] if local.grouped else ops.op(*found, makes=rows.size, fresh=False)
 
 
-def _weigh(on: "Tracer", out: TracedTensor, weights: TracedTensor) -> TracedTensor:
+def _swiglu_of(limit: float | None) -> Gate:
+    """Return the gate of native experts. limit: see `ExpertsLayer`."""
+
+    def gate_of(on: "Tracer", inner: int, products: Sequence[Callable[[], TracedTensor]]) -> TracedTensor:
+        ops, (gate_product, up_product) = on.ops, products
+        gate = gate_product()
+        if limit is None:
+            with ops.scope():
+                active = ops.op(gate, makes=inner, keeps=(gate,))
+            up = up_product()
+            with ops.scope():
+                return ops.op(active, up, makes=inner, keeps=(active, up))
+        up = up_product()
+        with ops.scope():
+            return ops.op(gate, up, makes=inner, keeps=(gate, up), scratch=(2 * inner, 4 * inner))
+
+    return gate_of
+
+
+def weigh(on: "Tracer", out: TracedTensor, weights: TracedTensor) -> TracedTensor:
     """Record Σ weight · output in exact sums."""
     local = on.local
     exact, size = local.routed * local.dim * local.exact, local.routed * local.dim * local.width

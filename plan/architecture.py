@@ -206,7 +206,8 @@ class Architecture:
         if (code := self.own.get("code")) is None:
             return content
         config = {name: value for name, value in code["config"].items() if not is_metadata(name, HARMLESS_TO_CODE)}
-        return {**content, "code": {"class": code["class"], **config}}
+        sizes = dict.fromkeys(("experts", "experts_per_token", "expert_ffn"), 0)  # they follow from the config
+        return {**content, **sizes, "code": {"class": code["class"], **config}}
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Architecture":
@@ -338,7 +339,7 @@ class BlockParameter:
     router: its products choose experts. adapter: for an adapter's parameter, the matrix that it is added to; the
     adapter sets its first values. heads: number of attention heads that have a matrix of it each, side by side along
     the cut features. task, begun, multiplied: as in `ParameterSpec`. linear: a matrix of it belongs to a module whose
-    product can have an adapter and codes.
+    product can have an adapter and codes. turned: a stack of experts is stored as [E, outputs, inputs].
     """
 
     name: str
@@ -355,6 +356,7 @@ class BlockParameter:
     begun: bool = False
     multiplied: float = 1.0
     linear: bool = True
+    turned: bool = False
 
     @property
     def owner(self) -> str:

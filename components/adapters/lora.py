@@ -304,6 +304,7 @@ class Lora(PlannedAdapter):
             drops=self.dropout > 0,
             by_input=matrix.cut == "row",
             pissa=self.decomposes,
+            turned=matrix.turned,
         )
 
 
@@ -316,7 +317,7 @@ def rows_at_once(inputs: int) -> int:
 class LoraMatrix(AdaptedMatrix):
     """LoRA matrices A and B of a block's matrix; with `dora` also the magnitudes of its rows. drops: dropout on the
     inputs of A. by_input: tensor parallelism cuts the matrix by input. pissa: the initial A and B are stored too,
-    and their product is subtracted from the matrix."""
+    and their product is subtracted from the matrix. turned: it is a stack of experts [E, outputs, inputs]."""
 
     rank: int
     scale: float
@@ -324,6 +325,7 @@ class LoraMatrix(AdaptedMatrix):
     drops: bool = False
     by_input: bool = False
     pissa: bool = False
+    turned: bool = False
 
     @property
     def decomposes(self) -> bool:
@@ -357,6 +359,11 @@ class LoraMatrix(AdaptedMatrix):
         """Prefix of the adapter's parameter names."""
         return f"{self.place}.{self.name.rpartition('.')[2]}_" if self.of_experts else f"{self.place}."
 
+    def _sides(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Return experts, inputs and outputs of a stack."""
+        experts, rows, columns = shape
+        return (experts, columns, rows) if self.turned else (experts, rows, columns)
+
     def begun(self) -> tuple[str, str]:
         """Return the names of the initial A and B, if they are stored."""
         a, b = (name.replace("lora_", "lora_begun_") for name in self.factors())
@@ -368,7 +375,7 @@ class LoraMatrix(AdaptedMatrix):
         rank's own sums. Routed experts have one pair each, [E, inputs, R] and [E, R, outputs]."""
         column, row = matrix.cut == "column", matrix.cut == "row"
         if matrix.expert:
-            experts, inputs, outputs = matrix.shape
+            experts, inputs, outputs = self._sides(matrix.shape)
             shapes = (experts, inputs, self.rank), (experts, self.rank, outputs)
         else:
             outputs, inputs = matrix.shape
@@ -455,7 +462,7 @@ class LoraMatrix(AdaptedMatrix):
     def trace_beside(self, on: "Tracer") -> None:
         if not self.dora:
             return
-        (experts, inputs, outputs), exact = on.shapes[self.name], on.local.exact
+        (experts, inputs, outputs), exact = self._sides(on.shapes[self.name]), on.local.exact
         columns = min(outputs, rows_at_once(inputs))
         numbers = sum(prod(on.shapes[name]) for name in self.factors())
         casts = exact * (numbers + columns * inputs) if exact != on.local.width else 0

@@ -227,20 +227,30 @@ def _shares(experts: Experts | TaskExperts, matrix: LoraMatrix, a_EDR: Tensor, b
 @merges(LoraMatrix)
 def merge(matrix: LoraMatrix, weight: Tensor, beside: Mapping[str, Tensor]) -> Tensor:
     """Return W + scale · B · A, with rows scaled to their magnitudes if there are any; for experts [E, D, F], W + scale
-    · A · B."""
-    a, b = (beside[name] for name in matrix.factors())
-    whole = weight + (a @ b if weight.dim() == 3 else b @ a) * matrix.scale
+    · A · B, or its transpose if they are stored turned."""
+    whole = weight + _product(matrix, *(beside[name] for name in matrix.factors()))
     if not matrix.dora:
         return whole
-    norm_F = whole.norm(dim=1).clamp_(min=torch.finfo(whole.dtype).tiny)
-    return whole * (beside[matrix.magnitude] / norm_F)[:, None]
+    dim = _input_dim(matrix)
+    norms = whole.norm(dim=dim, keepdim=True).clamp_(min=torch.finfo(whole.dtype).tiny)
+    return whole * (beside[matrix.magnitude].unsqueeze(dim) / norms)
+
+
+def _product(matrix: LoraMatrix, a: Tensor, b: Tensor) -> Tensor:
+    """Return the summand of a weight for its factors."""
+    product = (a @ b if a.dim() == 3 else b @ a) * matrix.scale
+    return product.mT if matrix.turned else product
+
+
+def _input_dim(matrix: LoraMatrix) -> int:
+    """Return the dimension of the inputs of a weight [F, D], or of experts [E, D, F] or [E, F, D]."""
+    return 2 if matrix.turned else 1
 
 
 @begins_with(LoraMatrix)
 def begun_with(matrix: LoraMatrix, beside: Mapping[str, Tensor]) -> Tensor:
     """Return scale · B · A of the initial A and B; for experts scale · A · B."""
-    a, b = (beside[name] for name in matrix.begun())
-    return (a @ b if a.dim() == 3 else b @ a) * matrix.scale
+    return _product(matrix, *(beside[name] for name in matrix.begun()))
 
 
 @decomposes(LoraMatrix)
@@ -249,14 +259,14 @@ def decompose(matrix: LoraMatrix, weight: Tensor, format: torch.dtype) -> dict[s
     scale) (PiSSA: Meng, Wang, Zhang 2024, arXiv 2404.02948, section 3). The largest entry of each column of U is
     made positive, so that signs are deterministic. Experts [E, D, F] are decomposed one by one."""
     if weight.dim() == 3:
-        pairs = [_largest(matrix, each.mT) for each in weight]
+        pairs = [_largest(matrix, each if matrix.turned else each.mT) for each in weight]
         a, b = (torch.stack([factor.mT for factor in factors]) for factors in zip(*pairs, strict=True))
     else:
         a, b = _largest(matrix, weight)
     a, b = a.to(format), b.to(format)
     found = dict(zip((*matrix.factors(), *matrix.begun()), (a, b, a, b), strict=True))
     if matrix.dora:
-        found[matrix.magnitude] = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float64)
+        found[matrix.magnitude] = torch.linalg.vector_norm(weight, dim=_input_dim(matrix), dtype=torch.float64)
     return found
 
 
@@ -332,14 +342,16 @@ def row_norms(module: Linear, device: torch.device) -> Tensor:
 
 
 def column_norms(experts: Experts, name: str, device: torch.device) -> Tensor:
-    """Return the column norms of all experts' matrices [E, D, F], fp64 [E, F], likewise."""
+    """Return the norms of all outputs of experts' matrices [E, D, F] or [E, F, D], fp64 [E, F], likewise."""
     weight, matrix = getattr(experts, name), experts.quantised.get(name)
     values = local(weight) if matrix is None else values_of(QuantisedParameter("", experts, name, matrix))
-    outputs = weight.shape[2] if matrix is None else matrix.shape[2]
+    outputs = (weight.shape if matrix is None else matrix.shape)[1 if experts.turned else 2]
     squares_EF = torch.zeros(weight.shape[0], outputs, dtype=torch.float64, device=device)
     if values.numel():
-        own_EF = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64).square()
-        squares_EF[own_indices(weight, 0).to(device)] = own_EF.to(device)
+        own_EF = torch.linalg.vector_norm(values, dim=2 if experts.turned else 1, dtype=torch.float64).square()
+        expert_E = own_indices(weight, 0).to(device)[:, None]
+        output_F = own_indices(weight, 1).to(device) if experts.turned else torch.arange(outputs, device=device)
+        squares_EF[expert_E, output_F] = own_EF.to(device)
     return _summed(squares_EF, weight).sqrt()
 
 

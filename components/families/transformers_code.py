@@ -12,10 +12,11 @@ from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.checking.model_code import describe, read_config
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, FOLDER, ModelEnds, ModelFolder
-from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting
+from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, not_negative, setting
 from xtrain.dsl.user_parts.bodies import BodyError
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
 from xtrain.plan.weight_files import SCORE_WEIGHT, Alternatives, StoredNames, StoredPart
+from xtrain.text.units import plural
 
 
 @frozen(kw_only=True)
@@ -67,6 +68,14 @@ class TransformersCode(PlannedModel):
         role=Role.PATH,
         added=True,
     )
+    router_aux_loss: float | Auto = setting(
+        "weight of the load-balancing loss of routers; auto: `router_aux_loss_coef` of the config · experts a token, "
+        "or 0",
+        default=AUTO,
+        check=not_negative,
+        added=True,
+        resuming="loss",
+    )
     frozen: tuple[str, ...] = setting(
         "frozen modules and parameters, by their names in the plan: `*` is any text inside a part of a name, `**` "
         "any parts, `0-3` the numbers 0 to 3",
@@ -80,22 +89,49 @@ class TransformersCode(PlannedModel):
     ffn: ClassVar[Auto] = AUTO  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @property
+    def _routed(self) -> dict[str, Any] | None:
+        """The experts in the model's description; None without such that xtrain computes."""
+        return None if self.folder is None else self._described()["experts"]
+
+    @property
+    def experts(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Experts of a layer that xtrain computes; 0 without such layers."""
+        return 0 if (routed := self._routed) is None else routed["count"]
+
+    @property
     def loads(self) -> bool:
         """True if its weights come from its folder."""
         return self.folder is not None and self.weights == "auto"
 
     def auto(self) -> dict[str, tuple[Any, str]]:
-        return {"kv_heads": (self.heads, f"as many as heads {self.heads}")}
+        return {"kv_heads": (self.heads, f"as many as heads {self.heads}"), "router_aux_loss": self._aux_loss()}
+
+    def _aux_loss(self) -> tuple[float, str]:
+        """Return the weight of the routers' loss that the config asks for, and its reason. The loss of transformers
+        counts every expert of a token, and xtrain's is a mean over them."""
+        routed = self._routed
+        if routed is None or routed["router"] is None:
+            return 0.0, "xtrain computes no experts of the model whose router has logits"
+        coefficient, chosen = routed["coefficient"], routed["chosen"]
+        return coefficient * chosen, f"router_aux_loss_coef {coefficient:g} · {plural(chosen, 'expert')} a token"
 
     def unfit(self) -> tuple[str, str, str] | None:
         if self.folder is None:
             return "family", "this family takes its sizes from a folder", 'write `model "folder" { }`'
+        routed = self._routed
+        if not isinstance(self.router_aux_loss, Auto) and self.router_aux_loss and not (routed and routed["router"]):
+            return "router_aux_loss", self._aux_loss()[1], "leave it out"
         return None
 
     def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:
         values, reasons = super().resolved()
         described = {} if self.folder is None else self._described()
         sizes = {name: described.get(name, 1) for name in ("head_dim", "ffn", "init_std")}
+        if (routed := self._routed) is not None:
+            sizes |= {"experts": routed["count"], "experts_per_token": routed["chosen"], "expert_ffn": routed["width"]}
+            value, why = self._aux_loss()
+            if isinstance(self.router_aux_loss, Auto) and value:
+                sizes["router_aux_loss"], reasons["router_aux_loss"] = value, why
         return {**values, **sizes, "rope_theta": 0.0, "norm_eps": 0.0, "qk_norm": False}, reasons
 
     def composed(self, arch: Architecture, report: Callable[[BodyError], None]) -> dict[str, Any]:
@@ -118,7 +154,8 @@ class TransformersCode(PlannedModel):
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
         kinds: list[dict[str, Any]] = arch.own["code"]["kinds"]
         kind_of = {layer: number for number, kind in enumerate(kinds) for layer in kind["layers"]}
-        return tuple(CodeLayer("code", kind_of[layer]) for layer in range(arch.layers))
+        routed = [any(each.get("expert") for each in kind["parameters"]) for kind in kinds]
+        return tuple(CodeLayer("code", kind, routed[kind]) for kind in map(kind_of.__getitem__, range(arch.layers)))
 
     @classmethod
     def ends(cls, arch: Architecture) -> ModelEnds:
@@ -135,4 +172,4 @@ class TransformersCode(PlannedModel):
     @classmethod
     def names_in_files(cls, arch: Architecture) -> StoredNames | None:
         code = arch.own["code"]
-        return CodeNames(parts=code["stored"], others=frozenset(code["others"]))
+        return CodeNames(parts=code["stored"], others=frozenset(code["others"]), experts=("stacked",))

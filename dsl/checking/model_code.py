@@ -18,7 +18,7 @@ from typing import Any, Final
 from xtrain.dsl.diagnostics.diagnostic import Remediable
 from xtrain.dsl.schema.model import ModelFolder
 
-DESCRIPTION: Final = 12  # changes with the content of descriptions
+DESCRIPTION: Final = 16  # changes with the content of descriptions
 EXTRA: Final = "pip install 'xtrain[transformers]'"
 OLDEST: Final = 5  # the first version whose conversions of weights can be read
 LONGEST: Final = 600  # seconds

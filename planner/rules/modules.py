@@ -63,7 +63,6 @@ def _check_overlap(spec: Spec, layout: Layout, found: Findings) -> None:
 
 # Path of a setting → (feature that a model of transformers' code does not support, whether a spec uses it).
 _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
-    "parallel.ep.size": ("expert parallelism", lambda spec, layout: layout.ep > 1),
     "parallel.stack": ("this stack", lambda spec, layout: spec.parallel.execution.wraps()),
     "compile.mode": ("compilation", lambda spec, layout: spec.compile.mode != "none"),
     "model.vocab": ("`vocab = tokenizer`", lambda spec, layout: spec.model.vocab == "tokenizer"),
@@ -122,6 +121,9 @@ def _layout_faults(spec: Spec, code: Mapping[str, Any], layout: Layout) -> Itera
     elif layout.size("tp") > 1 and spec.parallel.tp.sequence:
         hint = f"write `tp {layout.size('tp')} {{ sequence = false }}`"
         yield "parallel.tp.sequence", "its layers take all positions of a row", hint
+    if layout.ep > 1 and not code["spread_experts"]:
+        why = "a small model of it has no experts that compute the same on two ranks"
+        yield "parallel.ep.size", why, "leave ep out"
     if layout.size("pp") > 1 and not code["stages"]:
         why = "a small model of it shows that its layers cannot be split into stages"
         yield "parallel.pp.size", why, "leave pp out"

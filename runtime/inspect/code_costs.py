@@ -5,6 +5,7 @@ Sizes become polynomials [c0, c1, c2] of the positions S of a row, in bytes, for
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -18,8 +19,9 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from xtrain.blocks.memory_simulator import Handling, backward, forward
 from xtrain.blocks.op_trace import OpTrace, TracedTensor
 from xtrain.plan.architecture import pairs_within
-from xtrain.runtime.nn.attention_blocks import Scores
+from xtrain.runtime.inspect.code_operators import ATTENTION, EXPERTS_OF_CODE, attend_traced, experts_traced
 from xtrain.runtime.nn.code_attention import attending
+from xtrain.runtime.nn.code_experts import ExpertForm
 from xtrain.runtime.nn.model_code import CodeModel, build
 from xtrain.runtime.nn.recompute import SAVED
 
@@ -27,32 +29,6 @@ aten = torch.ops.aten
 LENGTHS: Final = (64, 128, 192, 256)  # positions of traces; the last one is a check
 TOLERANCE: Final = 1e-4
 WORDS: Final = {operator: word for word, operators in SAVED.items() for operator in operators}
-
-
-# Attention of a traced layer, as one operation that keeps what the kernels of rows on one rank keep.
-@torch.library.custom_op("xtrain::attention_of_code", mutates_args=())
-def _traced(
-    q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, sink_H: Tensor | None, window: int, scale: float, cap: float
-) -> Tensor:
-    raise NotImplementedError("it is traced, never computed")
-
-
-@_traced.register_fake
-def _shaped(q_BHSA: Tensor, *_: Any) -> Tensor:
-    return q_BHSA.new_empty(q_BHSA.transpose(1, 2).shape).transpose(1, 2)  # layout of the next product
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:3], output)
-
-
-_traced.register_autograd(lambda *_: None, setup_context=_keep)  # pyright: ignore[reportArgumentType]
-ATTENTION: Final = torch.ops.xtrain.attention_of_code.default
-
-
-def _attend_traced(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scores: Scores, sink_H: Tensor | None) -> Tensor:
-    scale = scores.factor(q_BHSA.shape[-1])
-    return _traced(q_BHSA, k_BKSA, v_BKSA, sink_H, scores.window or 0, scale, scores.cap or 0.0)
 
 
 @define(eq=False)
@@ -101,6 +77,8 @@ class _Recorder(TorchDispatchMode):
             more["attention"] = attention = _attention_of(args, used)
             pairs = pairs_within(args[0].shape[2], attention["window"])
             count = 4 * pairs * attention["heads"] * attention["head_dim"]
+        if func is EXPERTS_OF_CODE:
+            more["experts"] = True
         if new:
             numbers = [self.numbers[key] for each in inputs if (key := storage(each)) in self.numbers]
             before, self.kept = self.kept, []
@@ -268,14 +246,18 @@ def _on_host(model: nn.Module) -> None:
 
 
 def traces(
-    config: Any, layers: Sequence[int], lengths: Sequence[int], format: torch.dtype, attention: str
+    config: Any, layers: Sequence[int], lengths: Sequence[int], format: torch.dtype, attention: str, *, ours: bool
 ) -> dict[tuple[int, int], _Recorder]:
-    """Record forwards of a row: (layer, positions) → its operations in a number format. attention: implementation."""
+    """Record forwards of a row: (layer, positions) → its operations in a number format. attention: implementation.
+    ours: xtrain computes experts."""
     found = {}
     with torch.device("meta"), _numbers_in(format):
         code = CodeModel(build(config, experts="grouped_mm", attention=attention))  # other experts look at values
     code.model.eval()
-    with FakeTensorMode(), attending(_attend_traced):
+    for module in code.layers.modules() if ours else ():
+        if ExpertForm.of(module) is not None:
+            module.forward = partial(experts_traced, module)  # type: ignore[method-assign]
+    with FakeTensorMode(), attending(attend_traced):
         _on_host(code.model)
         for positions in lengths:
             ids, places = torch.empty(1, positions, dtype=torch.long), torch.arange(positions)[None]
@@ -330,7 +312,7 @@ def _polynomial(values: Mapping[int, float]) -> list[float] | None:
 def costs_of(recorded: Mapping[int, _Recorder]) -> list[dict[str, Any]]:
     """Return the operations of a layer with sizes as polynomials of the positions, from traces at all lengths.
 
-    A layer whose operations depend on the length becomes one operation with the sums.
+    A layer whose operations depend on the length becomes one operation with the sums, followed by its experts.
     """
     first_trace = recorded[LENGTHS[0]]
     names = {tuple((op["name"], *op["parameters"]) for op in trace.ops) for trace in recorded.values()}
@@ -339,7 +321,11 @@ def costs_of(recorded: Mapping[int, _Recorder]) -> list[dict[str, Any]]:
         found = [each for each in joined if each is not None]
         if len(found) == len(first_trace.ops):
             return found
-    return [_summed(recorded)]
+    summed = _summed(recorded)
+    _, *size = summed["new"][0]
+    names = [op["parameters"] for op in first_trace.ops if "experts" in op]
+    further = {"word": "", "inputs": [2], "keeps": [], "flops": [0, 0, 0], "new": [[3, *size]], "experts": True}
+    return [summed, *({**further, "parameters": each} for each in names)]
 
 
 def _joined(ops: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -352,7 +338,11 @@ def _joined(ops: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         new.append([number, *size] if floats else [number, *size, "index"])
     if flops is None:
         return None
-    same = {name: ops[0][name] for name in ("word", "inputs", "parameters", "keeps", "attention") if name in ops[0]}
+    same = {
+        name: ops[0][name]
+        for name in ("word", "inputs", "parameters", "keeps", "attention", "experts")
+        if name in ops[0]
+    }
     return {**same, "flops": flops, "new": new}
 
 
@@ -378,7 +368,8 @@ def _summed(recorded: Mapping[int, _Recorder]) -> dict[str, Any]:
             max(0, mine - other) for mine, other in zip(_peaks(whole), _peaks(one), strict=True)
         )
     found = {name: _polynomial(each) or _through(each) for name, each in sums.items()}
-    parameters = list(dict.fromkeys(name for op in recorded[LENGTHS[0]].ops for name in op["parameters"]))
+    own = (op for op in recorded[LENGTHS[0]].ops if "experts" not in op)
+    parameters = list(dict.fromkeys(name for op in own for name in op["parameters"]))
     return {
         "word": "", "inputs": [0], "parameters": parameters, "keeps": [0, 1, 2], "flops": found["flops"],
         "new": [[2, *found["out"]], [1, *found["kept"], "index"]], "scratch": [found["forward"], found["backward"]],

@@ -1,27 +1,16 @@
 """Measurements on a small model of transformers that decide which layouts compute what one rank computes."""
 
 import copy
-import multiprocessing
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from xtrain.runtime.inspect.code_costs import counted
 from xtrain.runtime.inspect.small_model import POSITIONS, by_kernels, ids_of, kernel_of, same
 from xtrain.runtime.nn.attention_blocks import Scores
-from xtrain.runtime.nn.axes import Axes, TensorAxis
-from xtrain.runtime.nn.code_tensor import cut_layer, local_parameters
-from xtrain.runtime.nn.layers import Linear
 from xtrain.runtime.nn.model_code import CodeModel, CodeStage
-
-LONGEST: Final = 300  # seconds of a measurement on two ranks
 
 
 @torch.no_grad()
@@ -116,121 +105,6 @@ def is_cut(code: CodeModel, before: frozenset[str], items: int) -> bool:
     except Exception:
         return False
     return last > 0
-
-
-# Styles of transformers' plans of tensor parallelism → cut, and whether the other side is whole on every rank.
-STYLES: Final[dict[str, dict[str, Any]]] = {
-    "colwise": {"cut": "column"},
-    "rowwise": {"cut": "row"},
-    "colwise_gather_output": {"cut": "column", "joins": True},
-    "rowwise_split_input": {"cut": "row", "joins": True},
-    "replicated_with_grad_allreduce": {"partial": True},
-}
-# Whole on every rank here: experts, which compute all tokens, and what has a whole result.
-WHOLE: Final = (
-    "moe_tp_experts",
-    "ep_dispatch_experts",
-    "replicate",
-    "grouped_gemm",
-    "packed_colwise",
-    "packed_rowwise",
-)
-
-
-def tensor_cuts(code: CodeModel) -> dict[int, dict[str, dict[str, Any]]] | None:
-    """Return layer → parameter → how transformers' plan of tensor parallelism cuts it, in the words of a description;
-    None if the model has no plan, or one with other styles."""
-    plan = getattr(code.model.config, "base_model_tp_plan", None)
-    if not plan:
-        return None
-    base = {id(module): name for name, module in code.model.base_model.named_modules()}
-    found: dict[int, dict[str, dict[str, Any]]] = {}
-    for number, layer in enumerate(code.layers):
-        found[number] = of_layer = {}
-        for path, module in layer.named_modules():
-            name = base.get(id(module), "")
-            for own, parameter in module.named_parameters(recurse=False):
-                styles = [plan[p] for p in plan if fnmatchcase(name, p) or fnmatchcase(f"{name}.{own}", p)]
-                style = styles[-1] if styles else "replicate"
-                if style == "mla_kv_a_proj":
-                    way = {"begin": counted(code.model.config, ("kv_lora_rank",), 0)} if own == "weight" else {}
-                elif style in WHOLE or (style in STYLES and "cut" in STYLES[style] and parameter.ndim == 3):
-                    way = {}
-                elif style in STYLES:
-                    way = STYLES[style]
-                else:
-                    return None
-                if "cut" in way and type(module) is not nn.Linear and parameter.ndim > 1:
-                    return None
-                if way.get("cut") == "row" and parameter.ndim == 1:
-                    way = {}  # a bias is added to the sum
-                of_layer[f"{path}.{own}".lstrip(".")] = way
-    cut = [way for ways in found.values() for way in ways.values() if "cut" in way]
-    return found if cut else None
-
-
-def computes_cut(code: CodeModel, cuts: Mapping[int, Mapping[str, Mapping[str, Any]]], *, kernels: bool) -> bool:
-    """Return True if two tensor-parallel ranks compute the hidden states and gradients of a small model."""
-    torch.manual_seed(0)
-    code = CodeModel(copy.deepcopy(code.model).double())  # rounding of gradients is no difference
-    weights_BSD = torch.randn(1, POSITIONS, code.head.in_features, dtype=torch.float64)
-    # Of a fork of this process, whose autograd has threads where torch is built for CUDA, no backward returns.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with tempfile.TemporaryDirectory() as folder:
-        given = code, cuts, weights_BSD, kernels, f"{folder}/store"
-        ranks = [context.Process(target=_cut_rank, args=(rank, *given)) for rank in range(2)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(LONGEST)
-            if rank.is_alive():
-                rank.kill()
-        return all(rank.exitcode == 0 for rank in ranks)
-
-
-def _cut_rank(rank: int, code: CodeModel, cuts: Any, weights_BSD: Tensor, kernels: bool, store: str) -> None:
-    """Compute a small model with this rank's pieces, and compare with the whole. Raises AssertionError."""
-    whole = CodeModel(copy.deepcopy(code.model))
-    (whole.hidden(ids_of(code, POSITIONS)) * weights_BSD).sum().backward()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    assert dist.group.WORLD is not None
-    axes = Axes(tensor=TensorAxis(dist.group.WORLD, sequence=False, loss=True))
-    mine = CodeModel(copy.deepcopy(code.model))
-    dimensions = {"column": 0, "row": 1}
-    for number, layer in enumerate(mine.layers):
-        for name, way in cuts[number].items():
-            owner, _, own = name.rpartition(".")
-            module = layer.get_submodule(owner)
-            if "cut" in way:
-                value = module.get_parameter(own).detach().chunk(2, dimensions[way["cut"]])
-                setattr(module, own, nn.Parameter(value[rank].clone()))
-            if type(module) is nn.Linear:
-                module.__class__ = Linear
-        cut_layer(layer, [{"name": name, **way} for name, way in cuts[number].items()], axes)
-    with (
-        by_kernels(mine, kernel_of((POSITIONS,))) if kernels else nullcontext(),
-        local_parameters((), axes),
-    ):
-        hidden_BSD = mine.hidden(ids_of(code, POSITIONS))
-        (hidden_BSD * weights_BSD).sum().backward()
-    wanted = dict(whole.layers.named_parameters())
-    for name, parameter in mine.layers.named_parameters():
-        number, _, own = name.partition(".")
-        way = cuts[int(number)][own]
-        gradient, other = parameter.grad, wanted[name].grad
-        if gradient is None or other is None:
-            assert gradient is other, name
-            continue
-        if way.get("partial"):
-            dist.all_reduce(gradient)
-        if "cut" in way:
-            other = other.chunk(2, dimensions[way["cut"]])[rank]
-        assert same(gradient, other), name
-    with torch.no_grad():
-        assert same(hidden_BSD, whole.hidden(ids_of(code, POSITIONS)))
-    dist.destroy_process_group()
 
 
 def layouts(

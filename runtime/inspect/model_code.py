@@ -22,7 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from xtrain.plan.architecture import HEAD
 from xtrain.runtime.inspect.code_costs import CHOSEN, EXPERTS, LENGTHS, costs_of, counted, shared_bytes, storage, traces
-from xtrain.runtime.inspect.code_layouts import attends_by_kernels, computes_cut, layouts, tensor_cuts
+from xtrain.runtime.inspect.code_experts import computes_experts, experts_of
+from xtrain.runtime.inspect.code_layouts import attends_by_kernels, layouts
+from xtrain.runtime.inspect.code_ranks import computes_spread, confirmed_cuts
 from xtrain.runtime.inspect.small_model import (
     POSITIONS,
     keeps_documents_apart,
@@ -60,14 +62,17 @@ def _signature(layer: nn.Module) -> Any:
     return json.dumps([modules, tensors])
 
 
-def _parameters(layer: nn.Module, experts: int, chosen: int) -> Iterator[dict[str, Any]]:
-    """Yield the parameters of a layer. experts: in a layer; chosen: for each token."""
+def _parameters(layer: nn.Module, stacks: str | None, experts: int, chosen: int) -> Iterator[dict[str, Any]]:
+    """Yield the parameters of a layer. stacks: module with the experts that xtrain computes. experts: in a layer;
+    chosen: for each token."""
     for path, module in layer.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             found = {"name": f"{path}.{name}".lstrip("."), "shape": list(parameter.shape)}
             if type(module) is nn.Linear and name == "weight":
                 found["linear"] = True
-            if parameter.ndim == 3 and parameter.shape[0] == experts and chosen < experts:
+            if path == stacks:
+                found |= {"expert": True, "linear": parameter.ndim == 3, "turned": not module.is_transposed}
+            elif parameter.ndim == 3 and parameter.shape[0] == experts and chosen < experts:
                 found["chosen"] = [chosen, experts]
             yield found
 
@@ -229,19 +234,21 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
             f"no small model of {code.title} could be built to measure what it computes", "use another model"
         )
     kernels = attends_by_kernels(tiny)
+    routed, small_routed = experts_of(code), experts_of(tiny)
+    if routed is not None and (small_routed is None or not computes_experts(tiny, small_routed)):
+        routed = small_routed = None
+    stacks = None if routed is None else routed["module"]
     groups: dict[str, list[int]] = {}
     for number, layer in enumerate(code.layers):
         groups.setdefault(_signature(layer), []).append(number)
     firsts = [layers[0] for layers in groups.values()]
     costs, shared = {}, {}
     for format in FORMATS:
-        found = traces(config, firsts, LENGTHS, format, NAME if kernels else "sdpa")
+        found = traces(config, firsts, LENGTHS, format, NAME if kernels else "sdpa", ours=routed is not None)
         costs[format] = {layer: costs_of({s: found[layer, s] for s in LENGTHS}) for layer in firsts}
         shared[_name_of(format)] = shared_bytes(found)
     saved = set(code.model.state_dict())
-    cuts, small_cuts = tensor_cuts(code), tensor_cuts(tiny)
-    if cuts is not None and (small_cuts is None or not computes_cut(tiny, small_cuts, kernels=kernels)):
-        cuts = None
+    cuts = confirmed_cuts(code, tiny, (routed, small_routed), kernels=kernels)
     experts, chosen = counted(config, EXPERTS), counted(config, CHOSEN)
     kinds = []
     for layers in groups.values():
@@ -253,7 +260,7 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
                 "layers": layers,
                 "parameters": [
                     {**each, **(cuts or {}).get(layers[0], {}).get(each["name"], {})}
-                    for each in _parameters(module, experts, chosen)
+                    for each in _parameters(module, stacks, experts, chosen)
                 ],
                 "buffers": buffers,
                 "costs": {_name_of(format): costs[format][layers[0]] for format in FORMATS},
@@ -306,6 +313,8 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         "logits": logits,
         "attention": kernels,
         "tensor": cuts is not None,
+        "experts": routed,
+        "spread_experts": small_routed is not None and computes_spread(tiny, small_routed, kernels=kernels),
         "packs": keeps_documents_apart(tiny, kernels=kernels),
         **layouts_of,
         "stored": stored,

@@ -142,7 +142,7 @@ class _Scales:
         if REACH.search(name):
             return value if self.reach is None else min(value, self.reach)
         if EXPERTS.search(name) and "shared" not in name and not CHOSEN.search(name):
-            while value % 2 == 0 and value // 2 >= experts:
+            while value % 4 == 0 and value // 2 >= experts:  # an even number is left for two ranks
                 value //= 2
             return value
         if HEAD_WIDTH.search(name):

@@ -17,7 +17,7 @@ from xtrain.runtime.base.state import Rank
 from xtrain.runtime.feed.microbatch import DocumentSums
 from xtrain.runtime.nn.batch import RowLosses, Step, StepCall
 from xtrain.runtime.nn.build import compute_format
-from xtrain.runtime.nn.router import ExpertRouter
+from xtrain.runtime.nn.router import ExpertRouter, RouterLosses
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.observe.heartbeat import WAITS
 
@@ -254,9 +254,9 @@ class RouterCounts:
         return new[:, :-1], new[:, -1]
 
 
-def routers(model: ModelParts) -> dict[int, ExpertRouter]:
+def routers(model: ModelParts) -> dict[int, RouterLosses]:
     """Return this rank's routers by layer number."""
-    return {int(n.split(".")[1]): m for n, m in model.named_modules() if isinstance(m, ExpertRouter)}
+    return {int(n.split(".")[1]): m for n, m in model.named_modules() if isinstance(m, RouterLosses)}
 
 
 @op("step.router_bias")
@@ -271,7 +271,7 @@ def balance(plan: Plan, model: ModelParts, rank: Rank, speed: float) -> StepCall
     def move_biases(step: Step) -> None:
         loads_NE, _ = counts.take()
         for layer, router in router_of_layer.items():
-            assert router.e_score_correction_bias is not None
+            assert isinstance(router, ExpertRouter) and router.e_score_correction_bias is not None
             load_E = loads_NE[layer]
             router.e_score_correction_bias += speed * torch.sign(load_E.mean() - load_E)
 

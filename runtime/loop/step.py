@@ -25,7 +25,7 @@ from xtrain.runtime.nn.batch import ModelBatch, NonFinite, NothingLearned, SkipS
 from xtrain.runtime.nn.gradients import GradientNorm, clip_factor
 from xtrain.runtime.nn.optimizer import MovesWeights, Schedule, SeveralOptimizers
 from xtrain.runtime.nn.pipeline import Outlines, PipelineSchedule, WrappedModel
-from xtrain.runtime.nn.router import ExpertRouter
+from xtrain.runtime.nn.router import RouterLosses
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records
@@ -156,7 +156,7 @@ def router_rows(model: ModelParts, rank: Rank) -> StepCall:
     """Scale router losses, which are means over the rows of a step: in the batch ramp, each row counts more."""
     factor = torch.ones((), dtype=torch.float64, device=rank.device)
     for module in model.modules():
-        if isinstance(module, ExpertRouter):
+        if isinstance(module, RouterLosses):
             module.row_factor = factor
 
     def set_row_factor(step: Step) -> None:
@@ -401,7 +401,7 @@ class RouterCountsCopy:
     """
 
     def __init__(self, model: ModelParts) -> None:
-        self._routers = [module for module in model.modules() if isinstance(module, ExpertRouter)]
+        self._routers = [module for module in model.modules() if isinstance(module, RouterLosses)]
         self._before: list[Tensor] = []
         self._begun: list[int] = []
 

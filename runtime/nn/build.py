@@ -28,9 +28,9 @@ from xtrain.runtime.nn.axes import Axes, matching
 from xtrain.runtime.nn.block import DecoderBlock, LayerBlock
 from xtrain.runtime.nn.fused import Fusible
 from xtrain.runtime.nn.head_product import TaskRouting
-from xtrain.runtime.nn.layers import Dropout, DropsInputs, EmbeddingNoise, Linear, OwnLayer
+from xtrain.runtime.nn.layers import Dropout, DropsInputs, EmbeddingNoise, HasKeys, Linear, OwnLayer
 from xtrain.runtime.nn.loss import Head
-from xtrain.runtime.nn.moe import MoE
+from xtrain.runtime.nn.moe import Experts, MoE
 from xtrain.runtime.nn.number_formats import Fp8Matrix
 from xtrain.runtime.nn.recompute import SAVED, RecomputeFunction, TiledModule
 from xtrain.runtime.nn.transformer import ModelParts, StageSpan, Transformer
@@ -202,9 +202,11 @@ def set_dropout(plan: Plan, model: ModelParts, seed: int, share: float, matrices
                 module.dropout = Dropout.of(f"{path}.{name}.weight", share, seed)
                 block.dropping.append(module)
                 own.discard(f"{path}.{name}.weight")
-            elif isinstance(module, MoE) and module.experts.adapters:
-                stacks = {matrix: f"{path}.{name}.experts.{matrix}" for matrix in module.experts.adapters}
-                module.experts.dropout = {matrix: Dropout.of(stack, share, seed) for matrix, stack in stacks.items()}
+                continue
+            experts, place = (module.experts, f"{name}.experts") if isinstance(module, MoE) else (module, name)
+            if isinstance(module, HasKeys) and isinstance(experts, Experts) and experts.adapters:
+                stacks = {matrix: f"{path}.{place}.{matrix}" for matrix in experts.adapters}
+                experts.dropout = {matrix: Dropout.of(stack, share, seed) for matrix, stack in stacks.items()}
                 block.dropping.append(module)
                 own.difference_update(stacks.values())
     if own:
@@ -307,7 +309,7 @@ def replay_routing(model: ModelParts, rank: Rank, matches: list[int]) -> None:
 
     A second choice can differ, and ranks that disagree about who sends to whom hang.
     """
-    routing_blocks = [block for block in model.modules() if isinstance(block, DecoderBlock) and block.routes]
+    routing_blocks = [block for block in model.modules() if isinstance(block, LayerBlock) and block.routes]
     recomputes = [block.recompute for block in routing_blocks if isinstance(block.recompute, RecomputeFunction)]
     expected = matches[rank.coordinates["pp"]]
     if len(recomputes) != expected:

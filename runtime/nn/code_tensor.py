@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup
 from xtrain.runtime.base.collectives import join, shared, split
 from xtrain.runtime.nn.axes import Axes, local
 from xtrain.runtime.nn.layers import Embedding, Linear
+from xtrain.runtime.nn.moe import Experts
 
 # The last whole input of cut matrices, and the tensor that they take: queries, keys and values have one input.
 _ENTERED: ContextVar[list[Tensor]] = ContextVar("entered")
@@ -104,7 +105,7 @@ def local_parameters(modules: Iterable[nn.Module], axes: Axes) -> Iterator[None]
     token = _ENTERED.set([])
     try:
         for module in () if axes.tensor is None else modules:
-            if not isinstance(module, Linear | Embedding) and module._parameters:
+            if not isinstance(module, Linear | Embedding | Experts) and module._parameters:
                 parameters: dict[str, Any] = module._parameters
                 before.append((parameters, dict(parameters)))
                 partial = getattr(module, "partial", False)

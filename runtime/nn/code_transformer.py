@@ -28,6 +28,7 @@ from xtrain.runtime.nn.axes import Axes, local
 from xtrain.runtime.nn.batch import DocumentLayout, LayerCache, ModelBatch
 from xtrain.runtime.nn.block import LayerBlock
 from xtrain.runtime.nn.code_attention import NAME, attending
+from xtrain.runtime.nn.code_experts import CodeExperts, lose, take_experts
 from xtrain.runtime.nn.code_tensor import cut_embedding, cut_layer, local_parameters
 from xtrain.runtime.nn.layers import Linear, generator_of
 from xtrain.runtime.nn.loss import Head
@@ -39,15 +40,19 @@ class _CodeBlock(LayerBlock):
     """A layer of transformers that can be recomputed: a base of the classes that `_block_class` makes.
 
     Names of attributes are none that such layers have. kernel_module: with the kernel of its attention; None:
-    transformers computes it. row_packing: the documents of the microbatch of the next forward.
+    transformers computes it. expert_modules: experts that xtrain computes. row_packing: the documents of the microbatch
+    of the next forward. row_tokens: its real tokens, in training.
     """
 
     kernel_module: AttentionModule | None
+    expert_modules: tuple[CodeExperts, ...]
     row_packing: DocumentLayout | None
+    row_tokens: Tensor | None
     rank_axes: Axes
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         own, attention, packing = super().forward, self.kernel_module, self.row_packing
+        real_BS, keys = self.row_tokens, [(module, module.keys_BS) for module in self.dropping]
 
         def attend(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scores: Scores, sink_H: Tensor | None) -> Tensor:
             assert attention is not None and packing is not None
@@ -55,6 +60,10 @@ class _CodeBlock(LayerBlock):
 
         def compute(*given: Any) -> Any:
             # Also in a backward, which recomputes it after other microbatches.
+            for experts in self.expert_modules:
+                experts.real_BS = real_BS
+            for module, keys_BS in keys:
+                module.keys_BS = keys_BS
             with attending(attend), local_parameters(self.modules(), self.rank_axes):
                 return own(*given, **kwargs)
 
@@ -68,15 +77,22 @@ def _block_class(own: type[nn.Module]) -> type[nn.Module]:
     return type(own.__name__, (_CodeBlock, own), {})
 
 
-def _as_block(layer: nn.Module, number: int, attention: AttentionModule | None, axes: Axes) -> nn.Module:
-    """Give a layer the class of a block, so that its parameters and submodules keep their names."""
+def _as_block(
+    layer: nn.Module, number: int, attention: AttentionModule | None, axes: Axes, experts: str | None
+) -> _CodeBlock:
+    """Give a layer the class of a block, so that its parameters and submodules keep their names. experts: path of its
+    experts that xtrain computes."""
     layer.__class__ = _block_class(type(layer))
     layer.number = number  # type: ignore[assignment]
     layer.dropping = []  # type: ignore[assignment]
     layer.kernel_module, layer.row_packing, layer.rank_axes = attention, None, axes  # type: ignore[assignment]
+    layer.row_tokens = None  # type: ignore[assignment]
     for module in layer.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear  # which takes adapters and codes
+    assert isinstance(layer, _CodeBlock)
+    layer.expert_modules = () if experts is None else (take_experts(layer.get_submodule(experts), axes),)
+    layer.routes = experts is not None
     return layer
 
 
@@ -114,10 +130,14 @@ class CodeTransformer(Transformer):
             cut_embedding(code.embedding, axes)
         self.layers = nn.ModuleDict()
         parameters = {i: kind["parameters"] for kind in described["kinds"] for i in kind["layers"]}
+        experts = described["experts"]
         for i in range(span.first, span.last + 1):
             layer = code.layers[i]
             attention = AttentionModule(KERNELS[kernel], axes, PLAIN) if own else None
-            self.layers[str(i)] = _as_block(layer, i, attention, axes)
+            path = experts["module"] if i in arch.expert_layers else None
+            self.layers[str(i)] = block_module = _as_block(layer, i, attention, axes, path)
+            for module in block_module.expert_modules:
+                lose(layer, module, arch, rows, experts["router"])
             if isinstance(block := block_of(arch.kind_of(i)), AdaptedBlock):
                 put_on(layer, block, arch, axes)
             cut_layer(layer, parameters[i], axes)
@@ -180,6 +200,7 @@ class CodeTransformer(Transformer):
         for block in self.layers.values():
             assert isinstance(block, _CodeBlock)
             block.row_packing = packing
+            block.row_tokens = batch.real_BS if self.training and cache is None and torch.is_grad_enabled() else None
             for module in block.dropping:
                 module.keys_BS = keys_BS
         layers = set(self.layers.modules())

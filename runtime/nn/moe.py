@@ -26,16 +26,17 @@ from xtrain.runtime.nn.router import ExpertRouter, attach, even, to_experts
 class ExpertWeights:
     """The weights of experts.
 
-    matrices: of gate, up and down, [E, D, F], [E, D, F] and [E, F, D], the last dim being the output. biases: one of
-    each, [E, F], [E, F] and [E, D], or none. quantised: storage of each quantized matrix, with the fp32 numbers of its
-    scales. added: adapters of each of the three products, one per task. gated: see `Experts`.
+    matrices: [E, K, M] with K inputs and M outputs; the last one gives the experts' outputs. biases: one of each,
+    [E, M], or none. quantised: storage of each quantized matrix, with the fp32 numbers of its scales. added: adapters
+    of each of the products, one per task. gated, turned: see `Experts`.
     """
 
     matrices: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...] = (None, None, None)
     quantised: tuple[tuple[QuantisedMatrix, Tensor | None] | None, ...] = (None, None, None)
     added: "tuple[tuple[ExpertAdapter | None, ...], ...]" = ((None,), (None,), (None,))
-    gated: "Callable[[Tensor, Tensor], Tensor]" = field(factory=lambda: gated_by(None, 1.0))
+    gated: "Callable[..., Tensor]" = field(factory=lambda: gated_by(None, 1.0))
+    turned: bool = False
 
 
 Product = Callable[[Tensor], Tensor]
@@ -84,16 +85,81 @@ class ExpertAdapter:
 
 
 class Experts(ExpertStacks):
-    """SwiGLUs of an `ExpertsLayer` in stacks; parameters as in `ExpertWeights`."""
+    """Experts in stacks of matrices.
+
+    matrices: their names; the last one gives the outputs. turned: they are stored as [E, outputs, inputs]. gated:
+    hidden values of rows from the products with the other matrices.
+    """
 
     factor = 1.0  # factor of adapters' scale, see `TaskExperts`
+    matrices: tuple[str, ...] = MATRICES
+    turned = False
+    gated: Callable[..., Tensor]
+
+    def begin(self) -> None:
+        """Set what adapters and quantized bases fill in."""
+        self.quantised: dict[str, QuantisedMatrix] = {}
+        # Name of a matrix → function that returns the adapter of this rank's experts; it returns None while the adapter
+        # is off.
+        self.adapters: dict[str, Callable[[], ExpertAdapter | None]] = {}
+        self.dropout: dict[str, Dropout] = {}  # by name of a matrix too, for its adapter's inputs
+
+    def of_rows(self, rows_ND: Tensor, counts_E: Tensor, keys_N: Tensor | None = None) -> Tensor:
+        """Compute rows sorted by expert, `counts_E` of them for each expert of this rank.
+
+        For rows with adapters of tasks, `counts_E` has the rows of each expert and task, sorted by both. keys_N: keys
+        of dropout.
+        """
+        names = self.matrices
+        stored = tuple(self.quantised.get(name) for name in names)
+        matrices = tuple(local(getattr(self, name)) for name in names)
+        shapes = [m.shape if each is None else each.piece for m, each in zip(matrices, stored, strict=True)]
+        if self.turned:
+            matrices = tuple(m.mT if each is None else m for m, each in zip(matrices, stored, strict=True))
+        biases = (getattr(self, f"{name}_bias", None) for name in names)
+        biases = tuple(None if bias is None else local(bias) for bias in biases)
+        beside = tuple(None if each is None else (each, each.beside(self)) for each in stored)
+        if (tasks := self._tasks()) is not None:
+            added = tuple(tuple(_made(each, name) for each in tasks) for name in names)
+            weights = ExpertWeights(matrices, biases, beside, added, self.gated, self.turned)
+            return one_by_one(rows_ND, counts_E, weights, self.routing)
+        added = tuple((_made(self.adapters, name),) for name in names)
+        if keys_N is not None:
+            drops = [self.dropout.get(name) for name in names]
+            added = tuple(
+                (None if each is None else evolve(each, dropout=drop, keys_N=keys_N),)
+                for (each,), drop in zip(added, drops, strict=True)
+            )
+        weights = ExpertWeights(matrices, biases, beside, added, self.gated, self.turned)
+        shapes += [stack.shape for (each,) in added if each is not None for stack in each.stacks]
+        return (grouped if can_group(rows_ND, shapes) else one_by_one)(rows_ND, counts_E, weights)
+
+    def matrix(self, name: str, number: int, dtype: torch.dtype) -> Tensor:
+        """Return the matrix of one of this rank's experts, [inputs, outputs]; a quantized one is dequantized."""
+        whole, stored = local(getattr(self, name)), self.quantised.get(name)
+        if stored is None:
+            found = whole[number]
+        else:
+            matrix, beside = _expert((stored, stored.beside(self)), number)
+            found = matrix.values(whole[number], beside, dtype)
+        return found.mT if self.turned else found
+
+    def _tasks(self) -> "list[Adapters] | None":
+        """Return the adapters of each task; None if no row has a task's adapter."""
+        if self.tasks is None or self.routing is None or not self.routing.counts:
+            return None
+        modules = [self.tasks.get(name) for name in self.routing.names]
+        return [task_module.adapters if isinstance(task_module, TaskExperts) else {} for task_module in modules]
+
+
+class SwiGLUExperts(Experts):
+    """SwiGLUs of an `ExpertsLayer`: gate and up [E, D, F], down [E, F, D], and a bias of each or none."""
 
     def __init__(self, arch: Architecture, layer: ExpertsLayer) -> None:
         super().__init__()
+        self.begin()
         self.limit, self.alpha = layer.limit, layer.alpha
-        # Hidden values of rows from their gate and up; `setup.compile` compiles it.
-        self.gated = gated_by(self.limit, self.alpha)
-        self.quantised: dict[str, QuantisedMatrix] = {}
+        self.gated = gated_by(self.limit, self.alpha)  # `setup.compile` compiles it
         self.gate_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
         self.up_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
         self.down_proj = nn.Parameter(torch.empty(arch.experts, arch.expert_ffn, arch.dim))
@@ -103,52 +169,9 @@ class Experts(ExpertStacks):
 
         self.gate_proj_bias, self.up_proj_bias = bias(arch.expert_ffn), bias(arch.expert_ffn)
         self.down_proj_bias = bias(arch.dim)
-        # Name of a matrix → function that returns the adapter of this rank's experts; it returns None while the adapter
-        # is off.
-        self.adapters: dict[str, Callable[[], ExpertAdapter | None]] = {}
-        self.dropout: dict[str, Dropout] = {}  # by name of a matrix too, for its adapter's inputs
 
     def forward(self, rows_ND: Tensor, counts_E: Tensor, keys_N: Tensor | None = None) -> Tensor:
-        """Compute rows sorted by expert, `counts_E` of them for each expert of this rank.
-
-        For rows with adapters of tasks, `counts_E` has the rows of each expert and task, sorted by both. keys_N: keys
-        of dropout.
-        """
-        matrices = tuple(map(local, (self.gate_proj, self.up_proj, self.down_proj)))
-        biases = (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias)
-        biases = tuple(None if bias is None else local(bias) for bias in biases)
-        stored = tuple(self.quantised.get(name) for name in MATRICES)
-        beside = tuple(None if each is None else (each, each.beside(self)) for each in stored)
-        if (tasks := self._tasks()) is not None:
-            added = tuple(tuple(_made(each, name) for each in tasks) for name in MATRICES)
-            weights = ExpertWeights(matrices, biases, beside, added, self.gated)
-            return one_by_one(rows_ND, counts_E, weights, self.routing)
-        added = tuple((_made(self.adapters, name),) for name in MATRICES)
-        if keys_N is not None:
-            drops = [self.dropout.get(name) for name in MATRICES]
-            added = tuple(
-                (None if each is None else evolve(each, dropout=drop, keys_N=keys_N),)
-                for (each,), drop in zip(added, drops, strict=True)
-            )
-        weights = ExpertWeights(matrices, biases, beside, added, self.gated)
-        shapes = [m.shape if each is None else each.piece for m, each in zip(matrices, stored, strict=True)]
-        shapes += [stack.shape for (each,) in added if each is not None for stack in each.stacks]
-        return (grouped if can_group(rows_ND, shapes) else one_by_one)(rows_ND, counts_E, weights)
-
-    def matrix(self, name: str, number: int, dtype: torch.dtype) -> Tensor:
-        """Return the matrix of one of this rank's experts, [inputs, outputs]; a quantized one is dequantized."""
-        whole, stored = local(getattr(self, name)), self.quantised.get(name)
-        if stored is None:
-            return whole[number]
-        matrix, beside = _expert((stored, stored.beside(self)), number)
-        return matrix.values(whole[number], beside, dtype)
-
-    def _tasks(self) -> "list[Adapters] | None":
-        """Return the adapters of each task; None if no row has a task's adapter."""
-        if self.tasks is None or self.routing is None or not self.routing.counts:
-            return None
-        modules = [self.tasks.get(name) for name in self.routing.names]
-        return [task_module.adapters if isinstance(task_module, TaskExperts) else {} for task_module in modules]
+        return self.of_rows(rows_ND, counts_E, keys_N)
 
 
 def _made(adapters: "Adapters", name: str) -> "ExpertAdapter | None":
@@ -194,7 +217,7 @@ def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor
 
     def product(matrix_EKM: Tensor, bias_EM: Tensor | None, stored: Stored, added: ExpertAdapter | None) -> Product:
         def plain(x_NK: Tensor) -> Tensor:
-            return _times(x_NK, matrix_EKM, stored, multiply)
+            return _times(x_NK, matrix_EKM, stored, multiply, turned=weights.turned)
 
         def of_rows(shares_EM: Tensor) -> Tensor:
             assert one_hot_NE is not None
@@ -212,7 +235,7 @@ def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor
 
     added = (adapter for (adapter,) in weights.added)
     of_each = zip(weights.matrices, weights.biases, weights.quantised, added, strict=True)
-    return _swiglu(weights, rows_ND, *(product(*arguments) for arguments in of_each))
+    return _hidden_then_out(weights, rows_ND, *(product(*arguments) for arguments in of_each))
 
 
 def _one_hot(ends_E: Tensor, rows_ND: Tensor) -> Tensor:
@@ -245,7 +268,7 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routin
         number: int, matrix_KM: Tensor, bias_M: Tensor | None, stored: Stored, added: "tuple[ExpertAdapter | None, ...]"
     ) -> Product:
         def plain(x_NK: Tensor) -> Tensor:
-            return _times(x_NK, matrix_KM, stored, torch.matmul)
+            return _times(x_NK, matrix_KM, stored, torch.matmul, turned=weights.turned)
 
         def plus(out_NM: Tensor, x_NK: Tensor, added: ExpertAdapter | None) -> Tensor:
             return out_NM if added is None else added.sum(x_NK, out_NM, plain, torch.matmul)
@@ -270,7 +293,7 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routin
         return [None if each is None else _expert(each, number) for each in weights.quantised]
 
     out = [
-        _swiglu(weights, x, *map(product, repeat(number), matrix, bias, own(number), more))
+        _hidden_then_out(weights, x, *map(product, repeat(number), matrix, bias, own(number), more))
         for number, (x, matrix, bias, more) in experts
     ]
     return torch.cat(out) if out else rows_ND
@@ -300,14 +323,15 @@ def _expert(stored: tuple[QuantisedMatrix, Tensor | None], number: int) -> tuple
     return matrix.expert(number), None if beside is None else beside[matrix.first[0] + number]
 
 
-def _times(x: Tensor, matrix: Tensor, stored: Stored, multiply: MatrixProduct) -> Tensor:
+def _times(x: Tensor, matrix: Tensor, stored: Stored, multiply: MatrixProduct, *, turned: bool) -> Tensor:
     if stored is None:
         return multiply(x, matrix)
-    return stored[0].product(x, matrix, stored[1], multiply, turned=False)
+    return stored[0].product(x, matrix, stored[1], multiply, turned=turned)
 
 
-def _swiglu(weights: ExpertWeights, x_ND: Tensor, gate: Product, up: Product, down: Product) -> Tensor:
-    return down(weights.gated(gate(x_ND), up(x_ND)))
+def _hidden_then_out(weights: ExpertWeights, x_ND: Tensor, *products: Product) -> Tensor:
+    *inner, out = products
+    return out(weights.gated(*(product(x_ND) for product in inner)))
 
 
 def gated_by(limit: float | None, alpha: float) -> Callable[[Tensor, Tensor], Tensor]:
@@ -364,7 +388,7 @@ class MoE(HasKeys):
         self.axes = axes
         self.combine = weighted_sum  # `setup.compile` compiles it
         self.gate = ExpertRouter(arch, axes, rows, layer)
-        self.experts = Experts(arch, layer)
+        self.experts = SwiGLUExperts(arch, layer)
         self.shared_experts = SwiGLU(arch.dim, arch.shared_experts * arch.expert_ffn) if arch.shared_experts else None
         gated = layer.gated_ffn
         self.shared_expert = SwiGLU(arch.dim, gated) if gated else None

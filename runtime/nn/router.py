@@ -31,16 +31,97 @@ class Routing:
     loss: Tensor | None
 
 
-class ExpertRouter(nn.Module):
+class RouterLosses:
+    """Losses and counts of a router of `experts` experts, of which a token takes `per_token`.
+
+    `loads_E` (int64) and `aux` (fp64) count in training: assignments of this rank's real tokens to experts, and aux
+    losses summed over rows (of a row on several ranks, this rank's part). They only grow; readers remember earlier
+    values, and the value of `begun` then.
+
+    aux_weight, z_weight: of the losses of a row. copies: ranks of `row` that have the same positions. row_factor: ratio
+    of a full step's rows to this step's rows; None: all are full.
+    """
+
+    axes: Axes
+    experts: int
+    per_token: int
+    sigmoid = False
+    aux_weight: float
+    z_weight: float
+    # Plain attributes, not buffers: DDP would overwrite buffers with the first rank's.
+    loads_E: Tensor | None = None
+    aux: Tensor | None = None
+    begun = 0
+    row_factor: Tensor | None = None
+
+    @property
+    def copies(self) -> int:
+        return 1
+
+    def set_weights(self, arch: Architecture, rows: int) -> None:
+        """Set the weights of means over all rows of a full step and all routers of the model, however many are on this
+        rank."""
+        routers = len(arch.expert_layers)
+        self.aux_weight = arch.router_aux_loss / (rows * routers)
+        self.z_weight = arch.router_z_loss / (rows * routers)
+
+    def loss_of(self, logits_BSE: Tensor, scores_BSE: Tensor, chosen_BSK: Tensor, real_BS: Tensor) -> Tensor:
+        """Return the loss per row, with f the shares of its assignments and P its mean probabilities: E · Σ f·P (Switch
+        Transformers, arXiv 2101.03961, eq. 4), and the mean of logsumexp² (ST-MoE, arXiv 2202.08906, eq. 5).
+
+        f and the number of tokens are of the whole row, the sums over tokens of this rank's part of it.
+        """
+        with torch.no_grad():
+            taken_BSE = torch.zeros_like(scores_BSE, dtype=torch.bool).scatter_(-1, chosen_BSK, True)
+            loads_BE = (taken_BSE & real_BS[..., None]).sum(1)
+            counts = torch.cat((loads_BE, real_BS.sum(1, keepdim=True)), dim=1)
+            if self.axes.row is not None:
+                counts = all_reduce(counts, self.axes.row) // self.copies
+            # A row without real tokens has sums of zero, whatever the divisor.
+            tokens_B1 = counts[:, self.experts :].clamp(min=1)
+            shares_BE = counts[:, : self.experts] / (tokens_B1 * self.per_token).to(scores_BSE.dtype)
+        unreal_BS1 = ~real_BS[..., None]
+        probabilities_BSE = scores_BSE / scores_BSE.sum(-1, keepdim=True) if self.sigmoid else scores_BSE
+        means_BE = probabilities_BSE.masked_fill(unreal_BS1, 0).sum(1) / tokens_B1
+        aux = self.experts * (shares_BE * means_BE).sum()
+        if not recomputing():
+            self.count(loads_BE.sum(0), aux / self.copies)
+        loss = self.aux_weight * aux
+        if self.z_weight:
+            squares_BS1 = logits_BSE.logsumexp(-1, keepdim=True).square()
+            loss = loss + self.z_weight * (squares_BS1.masked_fill(unreal_BS1, 0).sum(1) / tokens_B1).sum()
+        return loss if self.row_factor is None else loss * self.row_factor.to(loss.dtype)
+
+    @torch.no_grad()
+    def count_alone(self, chosen_BSK: Tensor, real_BS: Tensor) -> None:
+        """Count the experts of real tokens, without a loss."""
+        if not recomputing():
+            loads_E = torch.zeros(self.experts, dtype=torch.int64, device=chosen_BSK.device)
+            real_N = real_BS[..., None].expand_as(chosen_BSK).flatten().to(torch.int64)
+            self.count(
+                loads_E.scatter_add_(0, chosen_BSK.flatten(), real_N), loads_E.new_zeros((), dtype=torch.float64)
+            )
+
+    def reset_counts(self) -> None:
+        """Reset the counts."""
+        self.loads_E = self.aux = None
+        self.begun += 1
+
+    @torch.no_grad()
+    def count(self, loads_E: Tensor, aux: Tensor) -> None:
+        if self.loads_E is None or self.aux is None:
+            self.loads_E = torch.zeros_like(loads_E)
+            self.aux = torch.zeros_like(aux, dtype=torch.float64)
+        self.loads_E += loads_E
+        self.aux += aux
+
+
+class ExpertRouter(nn.Module, RouterLosses):
     """Router: scores = softmax or sigmoid of x · Wᵀ + b, in at least fp32; a token takes the K experts of highest
     score.
 
     With a balance bias (DeepSeek-V3, arXiv 2412.19437) experts are chosen by score + bias and weighted by score; with
     groups, among the groups whose two best experts have the highest sums.
-
-    `loads_E` (int64) and `aux` (fp64) count in training: assignments of this rank's real tokens to experts, and aux
-    losses summed over rows (of a row on several ranks, this rank's part). They only grow; readers remember earlier
-    values, and the value of `begun` then.
 
     `replayed` (int64 [2]) counts, in training, replayed choices, and how many of them differ from the router's own; a
     reader resets it.
@@ -52,22 +133,14 @@ class ExpertRouter(nn.Module):
         self.experts, self.per_token = arch.experts, arch.experts_per_token
         self.sigmoid, self.normalise = arch.router_score == "sigmoid", arch.router_normalise
         self.groups, self.groups_per_token, self.scale = layer.groups, layer.groups_per_token, layer.scale
-        # Means over all rows of a full step and all routers of the model, however many are on this rank.
-        routers = len(arch.expert_layers)
-        self.aux_weight = arch.router_aux_loss / (rows * routers)
-        self.z_weight = arch.router_z_loss / (rows * routers)
+        self.set_weights(arch, rows)
         self.weight = nn.Parameter(torch.empty(arch.experts, arch.dim))
         self.bias = nn.Parameter(torch.empty(arch.experts)) if layer.matrix_bias else None
         # Named as in the files of DeepSeek-V3.
         bias_E = torch.zeros(arch.experts) if layer.has_bias(arch) else None
         self.register_buffer("e_score_correction_bias", bias_E)
         self.e_score_correction_bias: Tensor | None
-        # Plain attributes, not buffers: DDP would overwrite buffers with the first rank's.
-        self.loads_E: Tensor | None = None
-        self.aux: Tensor | None = None
         self.replayed: Tensor | None = None
-        self.begun = 0
-        self.row_factor: Tensor | None = None  # ratio of a full step's rows to this step's rows; None: all are full
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ExpertRouter":
         super()._apply(fn, recurse)
@@ -95,7 +168,7 @@ class ExpertRouter(nn.Module):
             weights_BSK = weights_BSK / (weights_BSK.sum(-1, keepdim=True) + 1e-20)
         if self.scale != 1:
             weights_BSK = weights_BSK * self.scale
-        loss = self._loss(logits_BSE, scores_BSE, chosen_BSK, real_BS) if self.training else None
+        loss = self.loss_of(logits_BSE, scores_BSE, chosen_BSK, real_BS) if self.training else None
         return Routing(chosen_BSK.flatten(0, 1), weights_BSK.flatten(0, 1), loss)
 
     @torch.no_grad()
@@ -120,46 +193,6 @@ class ExpertRouter(nn.Module):
             closed_BSG = torch.ones_like(grouped_BSGE[..., 0], dtype=torch.bool).scatter_(-1, best_BSG, False)
             scores_BSE = grouped_BSGE.masked_fill(closed_BSG[..., None], -math.inf).flatten(-2)
         return scores_BSE.topk(self.per_token).indices
-
-    def _loss(self, logits_BSE: Tensor, scores_BSE: Tensor, chosen_BSK: Tensor, real_BS: Tensor) -> Tensor:
-        """Return the loss per row, with f the shares of its assignments and P its mean probabilities: E · Σ f·P (Switch
-        Transformers, arXiv 2101.03961, eq. 4), and the mean of logsumexp² (ST-MoE, arXiv 2202.08906, eq. 5).
-
-        f and the number of tokens are of the whole row, the sums over tokens of this rank's part of it.
-        """
-        with torch.no_grad():
-            taken_BSE = torch.zeros_like(scores_BSE, dtype=torch.bool).scatter_(-1, chosen_BSK, True)
-            loads_BE = (taken_BSE & real_BS[..., None]).sum(1)
-            counts = torch.cat((loads_BE, real_BS.sum(1, keepdim=True)), dim=1)
-            if self.axes.row is not None:
-                counts = all_reduce(counts, self.axes.row)
-            # A row without real tokens has sums of zero, whatever the divisor.
-            tokens_B1 = counts[:, self.experts :].clamp(min=1)
-            shares_BE = counts[:, : self.experts] / (tokens_B1 * self.per_token).to(scores_BSE.dtype)
-        unreal_BS1 = ~real_BS[..., None]
-        probabilities_BSE = scores_BSE / scores_BSE.sum(-1, keepdim=True) if self.sigmoid else scores_BSE
-        means_BE = probabilities_BSE.masked_fill(unreal_BS1, 0).sum(1) / tokens_B1
-        aux = self.experts * (shares_BE * means_BE).sum()
-        if not recomputing():
-            self._count(loads_BE.sum(0), aux)
-        loss = self.aux_weight * aux
-        if self.z_weight:
-            squares_BS1 = logits_BSE.logsumexp(-1, keepdim=True).square()
-            loss = loss + self.z_weight * (squares_BS1.masked_fill(unreal_BS1, 0).sum(1) / tokens_B1).sum()
-        return loss if self.row_factor is None else loss * self.row_factor.to(loss.dtype)
-
-    def reset_counts(self) -> None:
-        """Reset the counts."""
-        self.loads_E = self.aux = None
-        self.begun += 1
-
-    @torch.no_grad()
-    def _count(self, loads_E: Tensor, aux: Tensor) -> None:
-        if self.loads_E is None or self.aux is None:
-            self.loads_E = torch.zeros_like(loads_E)
-            self.aux = torch.zeros_like(aux, dtype=torch.float64)
-        self.loads_E += loads_E
-        self.aux += aux
 
 
 def attach(x: Tensor, loss: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Tiny models of every type of transformers, as folders, and what xtrain computes of them against transformers itself.
 
 python tests/support/code_models.py TYPE…     a line for each type (all types without arguments)
-python tests/support/code_models.py --write   the page of all types (docs/model_types.md)
+python tests/support/code_models.py --write [TYPE…]   the page of all types (docs/model_types.md), or their rows of it
 """
 
 import json
@@ -160,13 +160,14 @@ def theirs(reference: Any, batch: ModelBatch) -> torch.Tensor:
 
 
 def plan_for(folder: Path, **more: Any) -> Plan:
-    """The plan of a folder; with one document a row where its code needs that."""
+    """The plan of a folder, without losses of routers; with one document a row where its code needs that."""
+    model = f'"{folder}" {{ code = transformers, router_aux_loss = 0 }}'
     try:
-        return plan_of(f'"{folder}" {{ code = transformers }}', **more)
+        return plan_of(model, **more)
     except AssertionError as error:
         if "pack(single)" not in str(error):
             raise
-        return plan_of(f'"{folder}" {{ code = transformers }}', **{**more, "more": SINGLE})
+        return plan_of(model, **{**more, "more": SINGLE})
 
 
 def differences(folder: Path, reference: Any, format: str = "fp32") -> dict[str, float]:
@@ -236,7 +237,7 @@ def table(kinds: list[str]) -> Iterator[dict[str, Any]]:
             try:
                 reference = make(kind, folder)
                 plan = plan_for(folder)
-                row |= {name: plan.architecture.own["code"][name] for name in ("packs", "spread", "stages", "tensor")}
+                row |= {name: plan.architecture.own["code"][name] for name in MARKS}
                 row["changed"] = round_trip(folder, Path(path))
                 row |= differences(folder, reference)
                 if row["gradients"] > ROUNDING:  # a router that nearly ties
@@ -249,6 +250,7 @@ def table(kinds: list[str]) -> Iterator[dict[str, Any]]:
         yield row
 
 
+MARKS = ("packs", "tensor", "stages", "spread", "spread_experts")  # columns of the page
 PAGE = Path(__file__).parents[2] / "docs" / "model_types.md"
 HEAD = """# Types of models that transformers computes
 
@@ -259,13 +261,13 @@ config; written by `python tests/support/code_models.py --write`. What the colum
 - **trains**: loss and gradients are those of transformers (loss to 1e-5 and gradients to 1e-4 of the largest in fp32,
   or both to 1e-6 in fp64), and an export without training has the same bytes;
 - **packs**: documents of a row are kept apart; without it each document has a row of its own;
-- **tp**, **pp**, **cp**: the layout computes the same, as a plan measures it before it allows the layout. Some types
-  are run on two ranks as well (`tests/distributed/test_model_folders.py`).
+- **tp**, **pp**, **cp**, **ep**: the layout computes the same, as a plan measures it before it allows the layout. Some
+  types are run on two ranks as well (`tests/distributed/test_model_folders.py`).
 
-{count} of {all} types train; {packs} of them pack, {tensor} take tp, {stages} pp and {spread} cp.
+{count} of {all} types train; {packs} of them pack, {tensor} take tp, {stages} pp, {spread} cp and {spread_experts} ep.
 
-| type | trains | packs | tp | pp | cp |
-| --- | --- | --- | --- | --- | --- |
+| type | trains | packs | tp | pp | cp | ep |
+| --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -276,23 +278,27 @@ def passes(row: dict[str, Any]) -> bool:
     return (narrow or wide) and not row["changed"]
 
 
-def page(rows: list[dict[str, Any]], version: str) -> str:
-    """The page of all types."""
-    good = [row for row in rows if passes(row)]
-    counts = {name: sum(row[name] for row in good) for name in ("packs", "tensor", "stages", "spread")}
-    lines = []
-    for row in rows:
-        if passes(row):
-            marks = ("●" if row[name] else "" for name in ("packs", "tensor", "stages", "spread"))
-            lines.append(f"| {row['type']} | ● | {' | '.join(marks)} |")
-            continue
-        apart = f"gradients differ by {row['gradients']:.1e}" if "gradients" in row else "an export changes tensors"
-        found = re.findall(r"error\[X\d+\]: (.*)", row.get("refused", ""))
-        reason = row.get("error") or (found[0] if found else row.get("refused")) or apart
-        lines.append(f"| {row['type']} | {reason.replace('|', '/')} | | | | |")
-    lines = [re.sub(r"/tmp/\S+?/config\.json: |/tmp/\S+/", "", line) for line in lines]
-    head = HEAD.format(version=version, count=len(good), all=len(rows), **counts)
-    return head + "\n".join(lines) + "\n"
+def line_of(row: dict[str, Any]) -> str:
+    """The line of a type in the page."""
+    if passes(row):
+        return f"| {row['type']} | ● | {' | '.join('●' if row[name] else '' for name in MARKS)} |"
+    apart = f"gradients differ by {row['gradients']:.1e}" if "gradients" in row else "an export changes tensors"
+    found = re.findall(r"error\[X\d+\]: (.*)", row.get("refused", ""))
+    reason = row.get("error") or (found[0] if found else row.get("refused")) or apart
+    reason = re.sub(r"/tmp/\S+?/config\.json: |/tmp/\S+/", "", reason.replace("|", "/"))
+    return f"| {row['type']} | {reason} |{' |' * len(MARKS)}"
+
+
+def page(rows: list[dict[str, Any]], version: str, before: str = "") -> str:
+    """The page of all types. before: the page with the lines of types that have no row."""
+    lines = {line.split("|")[1].strip(): line for line in before.splitlines() if line.startswith("| ")}
+    lines = {kind: line for kind, line in lines.items() if kind not in ("type", "---")}
+    lines |= {row["type"]: line_of(row) for row in rows}
+    cells = [[cell.strip() for cell in line.split("|")[2:-1]] for line in lines.values()]
+    good = [each for each in cells if each[0] == "●"]
+    counts = {name: sum(each[1 + place] == "●" for each in good) for place, name in enumerate(MARKS)}
+    head = HEAD.format(version=version, count=len(good), all=len(lines), **counts)
+    return head + "\n".join(lines[kind] for kind in sorted(lines)) + "\n"
 
 
 if __name__ == "__main__":
@@ -301,8 +307,10 @@ if __name__ == "__main__":
 
     inspect_here()
     every, seen = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), []
-    for row in table([each for each in sys.argv[1:] if each != "--write"] or every):
+    chosen = [each for each in sys.argv[1:] if each != "--write"]
+    for row in table(chosen or every):
         print(json.dumps(row), flush=True)
         seen.append(row)
     if "--write" in sys.argv:
-        PAGE.write_text(page(seen, transformers.__version__), encoding="utf-8")
+        before = PAGE.read_text(encoding="utf-8") if chosen else ""
+        PAGE.write_text(page(seen, transformers.__version__, before), encoding="utf-8")

@@ -1,5 +1,6 @@
 """Models that transformers' own code computes: against transformers, and what a spec may ask of them."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -8,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from code_models import SINGLE, built, differences, inspect_here, make, plan_for, round_trip, rows, theirs
 from reference_models import make as make_native
 from small_runs import SPEC, plan_of
 
 from xtrain.dsl.checking import model_code
 from xtrain.planner.load import plan_from_text
+from xtrain.runtime.feed.microbatch import IGNORE_INDEX
 from xtrain.runtime.inspect.trace import trace_plan
 from xtrain.runtime.nn.code_transformer import CodeTransformer
 from xtrain.runtime.sampling.text_generator import Prompts
@@ -47,6 +50,31 @@ def test_loss_and_gradients_are_those_of_transformers(kind: str, tmp_path: Path)
     found = differences(folder, reference)
     assert found["loss"] < 1e-5 and found["gradients"] < 1e-4
     assert not round_trip(folder, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+def test_losses_of_routers_have_the_weight_of_the_config(kind: str, tmp_path: Path):
+    """Of a row: the mean over layers of the loss that transformers' function gives for each."""
+    reference = make(kind, tmp_path).double()
+    plan = plan_of(f'"{tmp_path}" {{ code = transformers }}', params="fp64")
+    arch, batch = plan.architecture, rows(plan.architecture.vocab, (64,))
+    model = built(plan)
+    model.train()
+    model.whole(None, batch).sum().backward()
+    found = reference(input_ids=batch.input_ids_BS, output_router_logits=True, use_cache=False)
+    loss_of = importlib.import_module(type(reference).__module__).load_balancing_loss_func
+    each = [loss_of((logits,), arch.experts, arch.experts_per_token) for logits in found.router_logits]
+    coefficient = reference.config.router_aux_loss_coef
+    assert arch.router_aux_loss == coefficient * arch.experts_per_token > 0 and len(each) == len(arch.expert_layers)
+    assert batch.labels_BS is not None
+    entropy = F.cross_entropy(found.logits[0], batch.labels_BS[0], ignore_index=IGNORE_INDEX, reduction="sum")
+    (entropy + coefficient * sum(each) / len(each)).backward()
+    wanted = dict(reference.named_parameters())
+    own = dict(model.named_parameters())
+    assert isinstance(model.whole, CodeTransformer)
+    for name, ours in model.whole.code.names.items():
+        mine, other = own[ours].grad, wanted[name].grad  # transformers sums its loss in fp32
+        assert mine is not None and other is not None and (mine - other).abs().max() < 1e-8 * other.abs().max()
 
 
 def test_native_code_and_transformers_agree(tmp_path: Path):
@@ -100,11 +128,19 @@ def errors(model: str, more: str = "", world: int | None = None) -> list[tuple[s
     ("compile { }", "X530", "compilation"),
     ("activation none { tile_mlp = 2 }", "X418", "no layer of a block can be cut"),
     ("batch { neftune = 5.0 }", "X530", "noise on embeddings"),
+    ("parallel { fsdp = 2, ep 2 { } }", "X409", "no experts"),
 ])  # fmt: skip
 def test_settings_that_its_code_does_not_support(more: str, code: str, word: str, tmp_path: Path):
     make("olmo3", tmp_path)
     found = errors(f'"{tmp_path}" {{ }}', more, world=2)
     assert [text for own, text in found if own == code and word in text], found
+
+
+def test_a_router_loss_needs_a_router(tmp_path: Path):
+    make("olmo3", tmp_path)
+    ((code, text),) = errors(f'"{tmp_path}" {{ router_aux_loss = 0.1 }}')
+    assert code == "X433" and "router has logits" in text
+    assert not errors(f'"{tmp_path}" {{ router_aux_loss = 0 }}')
 
 
 def test_a_server_needs_a_native_family(tmp_path: Path):
@@ -238,12 +274,12 @@ def test_adapters_are_those_of_peft(kind: str, settings: str, tmp_path: Path):
 
 @pytest.mark.parametrize(("kind", "mode", "limit"), [
     ("olmo3", "none", 0.02), ("olmo3", "full", 0.06), ("gpt2", "none", 0.03), ("gpt2", "full", 0.06),
-    ("mamba", "none", 0.06),
+    ("mamba", "none", 0.06), ("qwen3_moe", "none", 0.03),
 ])  # fmt: skip
 def test_planned_memory_is_near_the_traced(kind: str, mode: str, limit: float, tmp_path: Path):
     make(kind, tmp_path)
     more = f"activation {mode} {{ }}\nlaunch {{ device = cpu }}" + (f"\n{SINGLE}" if kind == "mamba" else "")
-    plan = plan_of(f'"{tmp_path}" {{ }}', more=more)
+    plan = plan_of(f'"{tmp_path}" {{ code = transformers }}', more=more)
     (planned,) = plan.estimates.classes
     (traced,) = trace_plan(plan)
     assert planned.memory.total_bytes == pytest.approx(traced.memory.total_bytes, rel=limit)

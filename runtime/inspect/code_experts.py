@@ -1,0 +1,101 @@
+"""Experts of a model of transformers: what they are, and whether xtrain computes them as transformers does."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xtrain.runtime.inspect.code_costs import CHOSEN, counted, storage
+from xtrain.runtime.inspect.small_model import POSITIONS, ids_of, same
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.code_experts import CodeExperts, ExpertForm, gate_of, take_experts
+from xtrain.runtime.nn.model_code import CodeModel
+
+
+def experts_of(code: CodeModel) -> dict[str, Any] | None:
+    """Return the experts of layers: the path in a layer, their number and width, how many a token takes, names of the
+    stacks, what the computation of hidden values keeps, where the router's logits are, and the coefficient of its loss.
+    None: no layer has such experts, or layers
+    have different ones."""
+    found: dict[tuple[str, ExpertForm], Any] = {}
+    for layer in code.layers:
+        own = [(path, module) for path, module in layer.named_modules() if ExpertForm.of(module) is not None]
+        if len(own) > 1:
+            return None
+        found |= {(path, form): module for path, module in own if (form := ExpertForm.of(module)) is not None}
+    if len(found) != 1:
+        return None
+    (((path, form), module),), config = found.items(), code.model.config
+    return {
+        "module": path,
+        "count": form.experts,
+        "chosen": counted(config, CHOSEN),
+        "width": form.width,
+        "matrices": list(form.matrices),
+        "kept": _kept_by_gate(module),
+        "router": _router(code),
+        "coefficient": float(getattr(config, "router_aux_loss_coef", None) or 0.0),
+    }
+
+
+def _kept_by_gate(module: Any) -> float:
+    """Return what the backward of hidden values keeps, without the products that they are computed from, relative to
+    their own size."""
+    first = module.gate_up_proj if module.has_gate else module.up_proj
+    given = first.new_empty(4, first.shape[2 if module.is_transposed else 1]).requires_grad_()
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[storage(tensor)] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = gate_of(module)(given)
+    sizes = [
+        each.untyped_storage().nbytes() for key, each in kept.items() if key not in (storage(given), storage(hidden))
+    ]
+    return sum(sizes) / hidden.nbytes
+
+
+def _router(code: CodeModel) -> dict[str, Any] | None:
+    """Return the module in a layer whose results transformers records as a router's logits, and their place among the
+    results; None without one, or with several."""
+    recorded = (
+        getattr(code.model, "_can_record_outputs", None) or getattr(code.trunk, "_can_record_outputs", None) or {}
+    )
+    recorder = recorded.get("router_logits")
+    if recorder is None or not hasattr(recorder, "target_class"):
+        return None
+    paths = {
+        path for layer in code.layers for path, module in layer.named_modules() if type(module) is recorder.target_class
+    }
+    return {"module": paths.pop(), "index": recorder.index} if len(paths) == 1 else None
+
+
+@torch.no_grad()
+def computes_experts(code: CodeModel, experts: Mapping[str, Any]) -> bool:
+    """Return True if xtrain's products of experts give the hidden states of a small model, and a token takes as many of
+    them as its config says."""
+    ids_BS, chosen = ids_of(code, POSITIONS), set[int]()
+    code = CodeModel(copy.deepcopy(code.model).double())
+    wanted = code.hidden(ids_BS)
+
+    def look(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        chosen.add((*args, *kwargs.values())[1].shape[-1])
+
+    for module in take_all(code, experts, Axes()):
+        module.register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        return same(code.hidden(ids_BS), wanted) and chosen == {experts["chosen"]}
+    except Exception:  # experts that are called in another way
+        return False
+
+
+def take_all(code: CodeModel, experts: Mapping[str, Any] | None, axes: Axes) -> list[CodeExperts]:
+    """Let xtrain compute the experts of all layers; return their modules."""
+    if experts is None:
+        return []
+    modules = (dict(layer.named_modules()).get(experts["module"]) for layer in code.layers)
+    return [take_experts(module, axes) for module in modules if module is not None and ExpertForm.of(module)]

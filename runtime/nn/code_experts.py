@@ -1,0 +1,140 @@
+"""Experts of transformers' layers, computed by xtrain: grouped products, expert parallelism and adapters.
+
+Their modules are stacks of matrices that are called with hidden states, and the numbers and weights of chosen experts.
+Shapes: T tokens, K experts of a token, E experts, D width of the residual stream.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor, nn
+
+from xtrain.plan.architecture import Architecture
+from xtrain.runtime.base.collectives import join, own_piece, split
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.layers import HasKeys, splitmix64
+from xtrain.runtime.nn.moe import Experts, weighted_sum
+from xtrain.runtime.nn.recompute import remember
+from xtrain.runtime.nn.router import RouterLosses, attach, to_experts
+
+# What the decorator of transformers' experts interface sets on a module.
+FORMS: Final = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")
+
+
+@frozen
+class ExpertForm:
+    """Experts of a module. matrices: names of its stacks, the last one gives the outputs."""
+
+    matrices: tuple[str, ...]
+    experts: int
+    width: int
+
+    @classmethod
+    def of(cls, module: Any) -> "ExpertForm | None":
+        """Return the experts of a module; None if it is no stack of transformers' experts interface, or has more
+        parameters than its matrices and their biases."""
+        if not all(hasattr(module, name) for name in FORMS) or module.has_post_expert_norm:
+            return None
+        matrices = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+        biases = {f"{name}_bias" for name in matrices} if module.has_bias else set()
+        own = dict(module.named_parameters())
+        if own.keys() != {*matrices, *biases} or any(own[name].ndim != 3 for name in matrices):
+            return None
+        experts, *sides = own["down_proj"].shape
+        width = sides[0 if module.is_transposed else 1]
+        return cls(matrices, experts, width) if all(len(each) == experts for each in own.values()) else None
+
+
+class CodeExperts(Experts, HasKeys, RouterLosses):
+    """Experts of a layer: a base of the classes that `take_experts` makes.
+
+    real_BS: the real tokens of the microbatch, in training; None: count nothing. logits: of the router, which it has
+    just computed; None: there is no loss of it.
+    """
+
+    matrices = ()
+    real_BS: Tensor | None = None
+    logits: Tensor | None = None
+
+    @property
+    def copies(self) -> int:
+        """Tensor-parallel ranks, whose routers all have all tokens."""
+        return 1 if self.axes.tensor is None else self.axes.tensor.size
+
+    def forward(self, *given: Tensor, **named: Tensor) -> Tensor:
+        """Return Σ weight · expert(x), of the shape of x. given, named: x, the chosen experts, and their weights.
+
+        Tensor-parallel ranks, which all have all tokens, compute different ones.
+        """
+        x, chosen, weights = (*given, *named.values())
+        x_TD = x.reshape(-1, x.shape[-1])
+        chosen_TK = remember(lambda: chosen.reshape(len(x_TD), -1))
+        weights_TK, form, loss = weights.reshape(chosen_TK.shape), x.dtype, self._loss(chosen_TK)
+        keys_TK = None if self.keys_BS is None else splitmix64(chosen_TK, self.keys_BS.flatten()[:, None])
+        tensor, tokens = self.axes.tensor, len(x_TD)
+        if tensor is not None:
+            rest = (0, 0, 0, -tokens % tensor.size)
+            x_TD, weights_TK = (split(F.pad(each, rest), 0, tensor.group) for each in (x_TD, weights_TK))
+            chosen_TK = own_piece(F.pad(chosen_TK, rest), 0, tensor.group)
+            keys_TK = None if keys_TK is None else own_piece(F.pad(keys_TK, rest), 0, tensor.group)
+        out_TKD = to_experts(x_TD, chosen_TK, self.of_rows, self.experts, self.axes.experts, keys_TK)
+        out_TD = weighted_sum(out_TKD, weights_TK, form)
+        if tensor is not None:
+            out_TD = join(out_TD, 0, tensor.group)[:tokens]
+        out = out_TD.view(x.shape)
+        return out if loss is None else attach(out, loss)
+
+    def _loss(self, chosen_TK: Tensor) -> Tensor | None:
+        """Count the chosen experts of real tokens; return the router's loss, if it has one."""
+        real_BS = self.real_BS
+        if real_BS is None or real_BS.numel() != len(chosen_TK):
+            return None
+        chosen_BSK = chosen_TK.view(*real_BS.shape, -1)
+        if self.logits is None:
+            self.count_alone(chosen_BSK, real_BS)
+            return None
+        exact = torch.promote_types(self.logits.dtype, torch.float32)
+        logits_BSE = self.logits.view(*real_BS.shape, -1).to(exact)
+        return self.loss_of(logits_BSE, logits_BSE.softmax(-1), chosen_BSK, real_BS)
+
+
+def gate_of(module: Any) -> Callable[[Tensor], Tensor]:
+    """Return the function that computes the hidden values of a module's experts from their first product."""
+    return module._apply_gate if module.has_gate else module.act_fn
+
+
+@cache
+def _experts_class(own: type[nn.Module]) -> type[nn.Module]:
+    return type(own.__name__, (CodeExperts, own), {})
+
+
+def take_experts(module: Any, axes: Axes) -> CodeExperts:
+    """Let xtrain compute the experts of a module of transformers, in place."""
+    form = ExpertForm.of(module)
+    assert form is not None
+    gated = gate_of(module)
+    module.__class__ = _experts_class(type(module))
+    module.begin()
+    module.tasks = module.routing = None
+    module.axes, module.matrices, module.experts = axes, form.matrices, form.experts
+    module.turned = not module.is_transposed
+    module.__dict__["gated"] = gated  # no submodule of its own
+    return module
+
+
+def lose(layer: nn.Module, experts: CodeExperts, arch: Architecture, rows: int, router: Mapping[str, Any]) -> None:
+    """Give experts the weights of their router's losses. router: its module in the layer, and the place of its logits
+    among its results."""
+    experts.per_token = arch.experts_per_token
+    experts.set_weights(arch, rows)
+    if not arch.router_aux_loss:
+        return
+
+    def keep(_: nn.Module, __: Any, result: Any) -> None:
+        experts.logits = result[router["index"]] if isinstance(result, tuple) else result
+
+    layer.get_submodule(router["module"]).register_forward_hook(keep)
