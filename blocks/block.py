@@ -146,7 +146,8 @@ class Layer(BlockPiece):
 
     settings: settings class of the families that can use the layer. reads: optional settings that it reads. adapts: its
     matrices can have adapters and can be stored in codes, because the runtime's `Linear` and `Experts` compute their
-    products and `Tracer.linear` records them. attends: it mixes positions; exactly one layer of a block does. window:
+    products and `Tracer.linear` records them. attends: attention, which at most one layer of a block is. mixes: a
+    position sees earlier ones by a state that the layer carries on. window:
     for an attention layer, the number of positions of its document that a query sees; None: all earlier ones.
     """
 
@@ -154,6 +155,7 @@ class Layer(BlockPiece):
     reads: ClassVar[tuple[str, ...]] = ()
     adapts: ClassVar[bool] = False
     attends: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False
     window: ClassVar[int | None] = None
 
     name: str

@@ -186,6 +186,9 @@ class Architecture:
     def title(self) -> str:
         """Family name; a user's family with its module and line, and transformers' code with its class and version."""
         if (code := self.own.get("code")) is not None:
+            if (place := code.get("remote")) is not None:
+                where = place.get("folder") or place["repo"]
+                return f"{code['class']} of the modeling files {code['digest']} of {where}"
             return f"{code['class']} of transformers {code['versions']['transformers']}"
         user = self.own.get("user")
         return self.family if user is None else f"{self.family} of {user['module']}:{user['line']}"
@@ -202,11 +205,12 @@ class Architecture:
     def identity(self) -> dict[str, Any]:
         """Return what decides the parameters and the computation, as JSON: of a model of transformers' code its class
         and config, without keys that describe the file."""
-        content = self.to_json()
+        content = {name: value for name, value in self.to_json().items() if name != "mixers"}
         if (code := self.own.get("code")) is None:
             return content
         config = {name: value for name, value in code["config"].items() if not is_metadata(name, HARMLESS_TO_CODE)}
-        return {**content, "code": {"class": code["class"], **config}}
+        files = {"digest": code["digest"]} if "remote" in code else {}
+        return {**content, "code": {"class": code["class"], **files, **config}}
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Architecture":
@@ -238,6 +242,7 @@ class BlockLayer(Protocol):
     reads: ClassVar[tuple[str, ...]]
     adapts: ClassVar[bool]
     attends: ClassVar[bool]
+    mixes: ClassVar[bool]
     window: ClassVar[int | None]
 
     @property

@@ -45,10 +45,12 @@ def own_modules(plan: Plan) -> dict[str, str]:
 
 
 def code_of(plan: Plan) -> tuple[str, ...]:
-    """Return the user's code that a plan runs, for display: modules and shell commands, without components of installed
-    packages."""
+    """Return the user's code that a plan runs, for display: modules, modeling files and shell commands, without
+    components of installed packages."""
     commands = (node.args["command"] for node in plan.nodes if isinstance(node.args.get("command"), str))
-    return (*own_modules(plan), *(f"`{command}`" for command in dict.fromkeys(commands)))
+    place = plan.architecture.own.get("code", {}).get("remote")
+    files = () if place is None else (f"modeling files of {place.get('folder') or place['repo']}",)
+    return (*own_modules(plan), *files, *(f"`{command}`" for command in dict.fromkeys(commands)))
 
 
 def call_text(call: Mapping[str, Any]) -> str:

@@ -247,8 +247,11 @@ def not_written(arch: Architecture) -> tuple[str, str] | None:
         return ADAPTER_ALONE
     family = None if "user" in arch.own else FAMILIES.get(arch.family)
     stored = known_names(arch)
-    if "code" in arch.own:
-        return None
+    if (code := arch.own.get("code")) is not None:
+        if arch.has_logits or code["rewards"]:
+            return None
+        message = f"transformers has no class that gives one reward with the tensors of a {code['class']}"
+        return message, "export a reward model of another type"
     if family is None or family.config is None or stored is None:
         known = ", ".join(name for name, each in FAMILIES.items() if each.config is not None)
         message = f"transformers has no model of the family {arch.family}"
@@ -285,7 +288,8 @@ def _rewards(arch: Architecture, values: ConfigValues, pad: int | None = None) -
     if pad in (None, values.end):
         pad = values.begin if values.begin != values.end else None
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    return {"architectures": [_config(arch).classifier], **labels, "pad_token_id": pad}
+    classifier = arch.own["code"]["rewards"] if "code" in arch.own else _config(arch).classifier
+    return {"architectures": [classifier], **labels, "pad_token_id": pad}
 
 
 def _further(arch: Architecture) -> dict[str, Any]:
@@ -360,6 +364,7 @@ def _code_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
     config |= {
         "architectures": [code["whole"] or code["class"]],
         "dtype" if "dtype" in config else "torch_dtype": DTYPES[values.format],
+        **_rewards(arch, values, config.get("pad_token_id")),
     }
     return with_tokens(config, values.begin, [values.end])
 

@@ -24,7 +24,7 @@ from xtrain.plan.canonical import portable
 from xtrain.plan.data import reads
 from xtrain.plan.graph import ActionNode, ActionPlace, averaged_weights
 from xtrain.plan.resolved import Resolved
-from xtrain.text.units import bytes_text, plural
+from xtrain.text.units import plural
 
 # Cache positions for the text that a chat template adds around messages. A longer template enlarges the cache.
 WRITTEN_BY_TEMPLATE: Final = 256
@@ -122,9 +122,10 @@ class Generate(PlannedAction):
             "task": self.task,
         }
         args |= {name: value for name, value in given.items() if value}
-        cache = bytes_text(self._cache(resolved))
+        from xtrain.planner.derive.further_models import cache_text
+
         does = f"continue {plural(len(self.prompts), 'prompt')}{turns} by {self.tokens} tokens{of}"
-        return ActionNode("tick.generate", args, f"{does}; key-value cache: {cache} a rank")
+        return ActionNode("tick.generate", args, f"{does}; {cache_text(resolved, self._cache(resolved))}")
 
     def _positions(self, resolved: Resolved) -> int:
         """Return the cache positions for each prompt. A tokenizer produces at most one token per byte, plus bos; the

@@ -77,7 +77,8 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
     from xtrain.dsl.checking.model_code import CodeUnusable, describe
 
     try:
-        reading.take(describe({name: entry.value for name, entry in entries.items()}))
+        remote = folder.path if folder is not None and _is_remote(section) else ""
+        reading.take(describe({name: entry.value for name, entry in entries.items()}, remote))
     except CodeUnusable as problem:
         diagnostics.error("X529", f"{source.path}: {problem}", entries["model_type"].span, hint=problem.hint)
         return _without_family(section, label)
@@ -90,9 +91,14 @@ def _without_family(section: Section, label: Value) -> None:
     section.entries.pop("code", None)  # which only the family of all other types has
 
 
-def settings_in_folder(folder: str, *, code: bool = False) -> tuple[dict[str, Any], Diagnostics]:
+def _is_remote(section: Section) -> bool:
+    """Return True if the section chooses the modeling files of the folder."""
+    return "code" in section.entries and section.entries["code"].value.data == Word("remote")
+
+
+def settings_in_folder(folder: str, *, code: str = "") -> tuple[dict[str, Any], Diagnostics]:
     """Return the settings of a model that the `config.json` of a folder determines (of a nested block as
-    `router.normalise`), and its diagnostics. code: whatever its type, transformers' code computes it."""
+    `router.normalise`), and its diagnostics. code: whose code computes it, whatever its type; empty: by its type."""
     section, diagnostics = _section_of(folder, code)
     if diagnostics.has_errors:
         return {}, diagnostics
@@ -109,14 +115,14 @@ def family_in_folder(folder: str) -> str | None:
     return None if diagnostics.has_errors else section.labels[0].value.data.text
 
 
-def _section_of(folder: str, code: bool = False) -> tuple[Section, Diagnostics]:
+def _section_of(folder: str, code: str = "") -> tuple[Section, Diagnostics]:
     """Return a section `model` filled from the `config.json` of a folder, and its diagnostics."""
     section, diagnostics = Section("model"), Diagnostics()
     path = str(Path(folder).absolute())
     span = Span(SourceText(folder, path), 0, len(path))
     section.labels = [Label(Value(path, span))]
     if code:
-        section.entries["code"] = SectionEntry(span, Value(Word("transformers"), span))
+        section.entries["code"] = SectionEntry(span, Value(Word(code), span))
     folder_of(section, diagnostics)
     return section, diagnostics
 

@@ -244,7 +244,14 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
             block="model",
             composes=True,
         ),
-        PartKind("layer", "@layer", "is called in a function with `@family`", inputs=("x",), composes=True),
+        PartKind(
+            "layer",
+            "@layer",
+            "is called in a function with `@family`",
+            inputs=("x",),
+            options={"mixes": Option(("causal",), "way to mix positions")},
+            composes=True,
+        ),
     )
 }
 

@@ -25,7 +25,7 @@ from xtrain.plan.resolved import Shape
 from xtrain.plan.weight_files import CONFIG, WeightFiles, WeightsUnreadable, read_weight_files
 from xtrain.plan.weight_layout import assign, has_rewards
 from xtrain.planner.derive.model import derive_architecture
-from xtrain.text.units import BYTES
+from xtrain.text.units import BYTES, bytes_text
 
 if TYPE_CHECKING:
     from xtrain.plan.resolved import Resolved, TrainedKind
@@ -46,6 +46,21 @@ def cache_bytes(resolved: "Resolved", prompts: int, positions: int) -> int:
     spans = [[pipeline.spans[stage] for stage in own] for own in pipeline.owners]
     most = max(sum(of_layer[layer] for first, last in own for layer in range(first, last + 1)) for own in spans)
     return prompts * most * BYTES[resolved.formats.compute]
+
+
+def computes_again(resolved: "Resolved") -> bool:
+    """Return True if each token of a text that is continued computes all positions before it again."""
+    code = resolved.architecture.own.get("code")
+    return code is not None and not (code["caches"] == "kernels" or (code["caches"] and resolved.size("pp") == 1))
+
+
+def cache_text(resolved: "Resolved", size: int) -> str:
+    """Return what is kept of earlier positions while texts are continued. size: bytes of `cache_bytes`."""
+    if computes_again(resolved):
+        return "without a cache: each token computes all positions before it again"
+    if resolved.architecture.own.get("code", {}).get("caches") == "own":
+        return "in a cache of transformers, whose memory is not counted"
+    return f"key-value cache: {bytes_text(size)} a rank"
 
 
 def plain_parameters(resolved: "Resolved", kind: "TrainedKind") -> Set[str]:

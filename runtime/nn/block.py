@@ -13,7 +13,7 @@ from xtrain.blocks.adapted import AdaptedBlock
 from xtrain.blocks.attention import AttentionLayer, LatentAttentionLayer
 from xtrain.blocks.block import BlockPiece, Chain, JoinLayer, Layer, NormLayer, Residual, Sum, block_of
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
-from xtrain.blocks.user_layer import UserLayer
+from xtrain.blocks.user_layer import UserFunction, UserLayer
 from xtrain.plan.architecture import Architecture, RotaryAngles
 from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.base.user_parts import UserPart
@@ -118,6 +118,11 @@ class BlockSettings:
     rows: int
     base: Path
 
+    def part_of(self, layer: UserFunction) -> UserPart:
+        """Return the function of a user's layer."""
+        user, arguments = self.arch.own["user"], dict(layer.arguments)
+        return UserPart("layer", user["module"], layer.function, user["digest"], arguments, self.base.absolute())
+
 
 Call = Callable[[Tensor, BlockInput], Tensor]
 Built = tuple[nn.Module, Call]
@@ -180,11 +185,7 @@ def _join(layer: JoinLayer, settings: BlockSettings) -> Built:
 
 @builds(UserLayer)
 def _of_user(layer: UserLayer, settings: BlockSettings) -> Built:
-    user = settings.arch.own["user"]
-    part = UserPart(
-        "layer", user["module"], layer.function, user["digest"], dict(layer.arguments), settings.base.absolute()
-    )
-    module = OwnLayer(layer, part, settings.axes)
+    module = OwnLayer(layer, settings.part_of(layer), settings.axes)
     return module, lambda x_BSD, _: module(x_BSD)
 
 

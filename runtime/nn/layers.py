@@ -349,6 +349,23 @@ class WeightHolder(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
 
 
+def called(part: UserPart, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Return the result of a user's function. Raises PartFailed for what it raises."""
+    out: Any = None
+    stopped: _StopRecomputationError | None = None
+    with failures_of(part):
+        try:
+            out = function(*args, **named)
+        except _StopRecomputationError as stop:  # a backward has recomputed everything it needs
+            stopped = stop
+    if stopped is not None:
+        try:
+            raise stopped
+        finally:
+            del stopped  # its traceback refers to this frame and the function's tensors: break the cycle
+    return out
+
+
 class OwnLayer(TiledModule):
     """Layer of a user's function on activations [B, S, D]."""
 
@@ -381,18 +398,7 @@ class OwnLayer(TiledModule):
     def _call(self, x_BSD: Tensor, weights: dict[str, Any]) -> Tensor:
         if torch.compiler.is_compiling():
             return self.function(x_BSD, **weights, **self.part.arguments)
-        out_BSD: Any = None
-        stopped: _StopRecomputationError | None = None
-        with failures_of(self.part):
-            try:
-                out_BSD = self.function(x_BSD, **weights, **self.part.arguments)
-            except _StopRecomputationError as stop:  # a backward has recomputed everything it needs
-                stopped = stop
-        if stopped is not None:
-            try:
-                raise stopped
-            finally:
-                del stopped  # its traceback refers to this frame and the function's tensors: break the cycle
+        out_BSD = called(self.part, self.function, (x_BSD,), {**weights, **self.part.arguments})
         if not isinstance(out_BSD, Tensor) or out_BSD.shape != x_BSD.shape or out_BSD.dtype != x_BSD.dtype:
             result = type(out_BSD).__name__
             if isinstance(out_BSD, Tensor):

@@ -312,6 +312,7 @@ def test_a_run_that_goes_on_needs_no_folder_and_one_that_begins_needs_that_of_th
     assert failure["exit_code"] == 3 and "has no weights" in failure["error"]
 
 
+ALONE = "collate=to_tensor -> flatten -> shift_tokens -> pack(single)"
 # Type of a model that transformers computes, and its layout.
 CODE = [
     ("llama", (*FSDP, "activation=full")),
@@ -340,6 +341,8 @@ MORE_CODE = [
     ("gemma2", (*WHOLE, *ULYSSES)),  # embedding of its own class
     ("granite", (*WHOLE, "activation=selective")),
     ("qwen2", WHOLE),  # biases
+    ("roberta", (*FSDP, ALONE)),  # modules around the layers have parameters
+    ("hrm_text", (*FSDP, ALONE, "activation=full")),
 ]
 SIZES = {"glm4_moe": {"intermediate_size": 12288}}  # divided by 64; an even number is left
 IN_FP32 = ("gemma2", "cohere", "glm4_moe", "deepseek_v3")  # sums gradients of norms or routers in fp32
@@ -351,10 +354,11 @@ IN_FP32 = ("gemma2", "cohere", "glm4_moe", "deepseek_v3")  # sums gradients of n
 def test_code_of_transformers_on_two_ranks(desk: Desk, kind: str, layout: tuple[str, ...]):
     folder = desk.folder / f"code of {kind}"
     make_code(kind, folder, **SIZES.get(kind, {}))
-    label = "_".join((kind, *layout)).translate(str.maketrans(". =", "___"))
+    label = "_".join((kind, *(each for each in layout if each != ALONE))).translate(str.maketrans(". =", "___"))
+    rows = tuple(each for each in layout if each == ALONE)
     one, two = (
         desk.run(folder, f"{label}_{number}", *sets, params="fp64", settings="code = transformers")
-        for number, sets in enumerate(((), layout))
+        for number, sets in enumerate((rows, layout))
     )
     check(two, one.loss, one.gradients, 1e-6 if kind in IN_FP32 else 1e-10)
 
