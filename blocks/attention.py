@@ -7,11 +7,12 @@ values of all heads from one narrow vector a position, and optionally queries.
 from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.block import Layer, later, norm_weight, row_bias
 from xtrain.blocks.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.model_config import Rope
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, BlockParameter, RotaryAngles, pairs_within
 from xtrain.plan.hardware import QUERIES
 

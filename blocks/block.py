@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeVar
 
 import attrs
-from attrs import frozen
 
 from xtrain.blocks.op_trace import INDEX, TP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.component import load_offered
 from xtrain.dsl.schema.model import ExpertTransformer, Model, TransformerSettings
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import EMBEDDING, Architecture, BlockParameter, LayerKind, Partial, RotaryAngles
 
 if TYPE_CHECKING:

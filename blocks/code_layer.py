@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from xtrain.blocks.attention import AttentionLayer, trace_kernel
 from xtrain.blocks.block import Layer
 from xtrain.blocks.op_trace import ATTENTION, TP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.model import Model
+from xtrain.lazy_attrs import define, frozen
 from xtrain.plan.architecture import Architecture, BlockParameter
 
 if TYPE_CHECKING:

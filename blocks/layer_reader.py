@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.mixer import LayerState, UserMixer
 from xtrain.blocks.user_layer import UNARY, LayerOp, UserFunction, UserLayer, is_reserved
@@ -18,6 +18,7 @@ from xtrain.dsl.user_parts.bodies import BodyError, BodyReader, ModuleText, is_n
 from xtrain.dsl.user_parts.files import expression, fits
 from xtrain.dsl.user_parts.reader import Declared
 from xtrain.dsl.user_parts.signatures import Weight
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import BlockParameter
 
 # State of values in a layer whose matrices are cut: whole on every rank, cut along the last dimension, or summands of a

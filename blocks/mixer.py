@@ -4,11 +4,12 @@ from collections.abc import Set
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.blocks.code_layer import trace_described
 from xtrain.blocks.op_trace import TracedTensor
 from xtrain.blocks.user_layer import UserFunction
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 
 if TYPE_CHECKING:

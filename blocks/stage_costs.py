@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property, partial
 from math import prod
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.head_memory import Ends
 from xtrain.blocks.memory_simulator import (
@@ -23,6 +23,7 @@ from xtrain.blocks.memory_simulator import (
 )
 from xtrain.blocks.op_trace import FsdpUnit, OpTrace, TracedOp
 from xtrain.blocks.tracer import Local
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec, RotaryAngles
 from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import stage_end_names

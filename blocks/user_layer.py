@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from xtrain.blocks.block import Layer
 from xtrain.blocks.op_trace import TracedTensor
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, BlockParameter
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import field
 
 from xtrain.dsl.autofix import apply_fixes
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, SourceText, Span
@@ -16,6 +16,7 @@ from xtrain.dsl.load import Loaded, load_spec
 from xtrain.dsl.schema.model import executing_nothing
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.syntax import tree as s
+from xtrain.lazy_attrs import define, frozen
 from xtrain.lsp.place import Scopes, Words
 from xtrain.plan.plan import Plan
 from xtrain.planner.load import check_from_spec, check_loaded, plan_from_loaded

@@ -9,12 +9,13 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal, Protocol, cast
 
 import attrs
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.schema.adapters import Adapter, adapter_of
 from xtrain.dsl.schema.losses import HeadKind
 from xtrain.dsl.schema.model import FAMILIES, ModelEnds
 from xtrain.dsl.schema.model_config import HARMLESS_TO_CODE, Rope, is_metadata
+from xtrain.lazy_attrs import frozen
 
 EMBEDDING: Final = "embed_tokens"
 HEAD: Final = "lm_head"

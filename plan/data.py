@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data import Dataset, is_template_text
 from xtrain.dsl.schema.data_components import (
@@ -22,6 +20,7 @@ from xtrain.dsl.schema.data_components import (
 from xtrain.dsl.schema.losses import Loss
 from xtrain.dsl.schema.setting import AUTO
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.canonical import portable
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.plan import Node, Plan

@@ -8,11 +8,12 @@ from functools import lru_cache
 from math import prod
 from typing import Final
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.precision import MULTIPLE, Base, Fp8
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import (
     EMBEDDING,
     HEAD,

@@ -6,11 +6,12 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.schema.model import FAMILIES
 from xtrain.dsl.schema.model_config import CONTEXT, ROPE_KEYS, ConfigKey, ModelConfig, Rope
 from xtrain.dsl.schema.setting import settings_of
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, ParameterSpec, buffers, parameters
 from xtrain.plan.weight_files import (
     EMBEDDING_WEIGHT,

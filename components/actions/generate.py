@@ -2,8 +2,6 @@
 
 from typing import ClassVar, Final
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.precision import Base
@@ -19,6 +17,7 @@ from xtrain.dsl.schema.setting import (
     some_text,
 )
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import NO_TEXTS, Architecture
 from xtrain.plan.canonical import portable
 from xtrain.plan.data import reads

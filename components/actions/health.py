@@ -2,13 +2,12 @@
 
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.setting import execution_setting, positive
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace
 from xtrain.plan.resolved import Resolved
 from xtrain.text.units import seconds_text

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.components.actions.skip import Skip
 from xtrain.components.schedules.exponential import Exponential
@@ -19,6 +19,7 @@ from xtrain.dsl.schema.optimizers import ParameterGroup
 from xtrain.dsl.schema.setting import at_least, proper_fraction, setting
 from xtrain.dsl.spec import Origin, Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace
 from xtrain.plan.resolved import Resolved
 

@@ -2,12 +2,11 @@
 
 from typing import ClassVar, Literal
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.setting import AUTO, Auto, between, cadence_setting
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace, RecordedRanks, ranks_setting
 from xtrain.plan.resolved import Resolved
 from xtrain.text.units import plural

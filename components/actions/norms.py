@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.setting import cadence_setting
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace, StepNode
 from xtrain.plan.resolved import Resolved
 from xtrain.text.units import plural

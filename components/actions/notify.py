@@ -2,10 +2,9 @@
 
 from typing import ClassVar, Final
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace
 from xtrain.plan.resolved import Resolved
 from xtrain.text.units import seconds_text

@@ -2,11 +2,10 @@
 
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.setting import at_least, execution_setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace
 from xtrain.plan.resolved import Resolved
 from xtrain.text.units import plural

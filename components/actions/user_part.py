@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, OF_USERS
 from xtrain.dsl.schema.component import UserComponent
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace
 from xtrain.plan.resolved import Resolved
 

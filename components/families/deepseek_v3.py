@@ -3,7 +3,6 @@
 from typing import Any, ClassVar
 
 import attrs
-from attrs import frozen
 
 from xtrain.blocks.attention import LatentAttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
@@ -24,6 +23,7 @@ from xtrain.dsl.schema.model_config import (
     yarn_magnitude,
 )
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, positive, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
 

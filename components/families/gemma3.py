@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, sandwich_norm
@@ -34,6 +34,7 @@ from xtrain.dsl.schema.model_config import (
     window_keys,
 )
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, positive, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
 

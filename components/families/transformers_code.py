@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import attrs
-from attrs import frozen
 
 from xtrain.blocks.block import BlockPiece
 from xtrain.blocks.code_layer import CodeLayer
@@ -14,6 +13,7 @@ from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, FOLDER, ModelEnds, ModelFolder
 from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting
 from xtrain.dsl.user_parts.bodies import BodyError
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
 from xtrain.plan.canonical import portable
 from xtrain.plan.weight_files import SCORE_WEIGHT, Alternatives, StoredNames, StoredPart

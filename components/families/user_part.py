@@ -12,8 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, Final, get_origin
 
-from attrs import frozen
-
 from xtrain.blocks.block import BlockPiece, Chain, JoinLayer, Layer, further_block, piece, pieces
 from xtrain.blocks.layer_reader import check_argument, read_layer
 from xtrain.blocks.mixer import UserMixer
@@ -27,6 +25,7 @@ from xtrain.dsl.user_parts.bodies import BodyError, BodyReader, FunctionBody
 from xtrain.dsl.user_parts.files import expression, is_file
 from xtrain.dsl.user_parts.reader import Declared
 from xtrain.dsl.user_parts.signatures import REQUIRED
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 
 _OWN: Final = ("own", "family", "vocab")  # fields of an architecture that a block does not use

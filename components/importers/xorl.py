@@ -2,14 +2,13 @@
 
 from typing import Any, ClassVar, Final
 
-from attrs import frozen
-
 from xtrain.components.importers._transformers_trainer import LAST_STEP, module_names, names, share_or_steps
 from xtrain.dsl.importing.accounts import is_off
 from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.spec_text import value_text
+from xtrain.lazy_attrs import frozen
 
 _AXES: Final = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "ep": "expert_parallel_size"}
 

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, ClassVar, Final
 
-from attrs import frozen
-
 from xtrain.components.optimizers.adamw8bit import pattern_of
 from xtrain.contracts.optimizers import PlannedOptimizer, UpdateWork
 from xtrain.dsl.schema.component import named
@@ -22,6 +20,7 @@ from xtrain.dsl.schema.optimizers import (
     scheduled_decay,
 )
 from xtrain.dsl.schema.setting import Range, positive, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.resolved import Resolved
 from xtrain.text.units import BYTES, plural

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
@@ -22,6 +22,7 @@ from xtrain.dsl.schema.optimizers import (
 )
 from xtrain.dsl.schema.setting import Conflict, at_least, momentum_pair, positive, setting
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, ParameterSpec
 from xtrain.plan.mesh import Cuts, Layout
 from xtrain.plan.resolved import Resolved

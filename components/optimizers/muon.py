@@ -4,8 +4,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal
 
-from attrs import frozen
-
 from xtrain.contracts.optimizers import PlannedOptimizer, UpdateWork
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
@@ -24,6 +22,7 @@ from xtrain.dsl.schema.optimizers import (
     state_format,
 )
 from xtrain.dsl.schema.setting import Range, at_least, momentum_pair, positive, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.resolved import Resolved
 from xtrain.text.units import BYTES, plural

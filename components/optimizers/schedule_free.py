@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
-
 from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
@@ -20,6 +18,7 @@ from xtrain.dsl.schema.optimizers import (
 from xtrain.dsl.schema.setting import Conflict, momentum_pair, positive, setting
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.mesh import Layout
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
-
 from xtrain.dsl.checking.config_json import (
     CONFIG,
     ConfigEntry,
@@ -43,6 +41,7 @@ from xtrain.dsl.schema.model_config import (
     yarn_magnitude,
 )
 from xtrain.dsl.schema.setting import AUTO, resuming_of
+from xtrain.lazy_attrs import frozen
 
 # Settings that may differ from the file: future training, and initialization of weights.
 FREE: Final = ("loss", "elsewhere")

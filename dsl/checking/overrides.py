@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
-from attrs import define, field, frozen
+from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import closest
@@ -22,6 +22,7 @@ from xtrain.dsl.spec import Spec
 from xtrain.dsl.syntax import tree as s
 from xtrain.dsl.syntax.parser import parse_expression
 from xtrain.dsl.values import Dimension, Quantity
+from xtrain.lazy_attrs import define, frozen
 
 if TYPE_CHECKING:
     from xtrain.dsl.checking.user_parts import DeclaredParts

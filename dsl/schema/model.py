@@ -6,7 +6,6 @@ from contextvars import ContextVar
 from typing import Any, ClassVar, Final, Literal
 
 import attrs
-from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.model_config import MOST_EXPERTS, MOST_FURTHER, MOST_LAYERS, ModelConfig, Rope
@@ -22,6 +21,7 @@ from xtrain.dsl.schema.setting import (
     setting,
     settings_of,
 )
+from xtrain.lazy_attrs import frozen
 
 FAMILIES: Final = Registry["Model"](
     "model",

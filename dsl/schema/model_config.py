@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
-from attrs import evolve, field, fields_dict, frozen
+from attrs import evolve, field, fields_dict
 
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, positive, setting
+from xtrain.lazy_attrs import frozen
 
 
 @frozen

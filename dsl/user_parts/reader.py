@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import did_you_mean
@@ -23,6 +23,7 @@ from xtrain.dsl.user_parts.kinds import (
     names_of,
 )
 from xtrain.dsl.user_parts.signatures import Parameter, SignatureReader, Weight
+from xtrain.lazy_attrs import frozen
 
 
 @frozen
@@ -44,6 +45,11 @@ class Declared:
     weights: tuple[Weight, ...] = ()
     states: tuple[Weight, ...] = ()
     body: FunctionBody | None = field(default=None, repr=False, eq=False)
+
+    @property
+    def part(self) -> PartKind:
+        """Kind of part."""
+        return PART_KINDS[self.kind]
 
 
 def read_parts(source: SourceText, diagnostics: Diagnostics) -> list[Declared] | None:

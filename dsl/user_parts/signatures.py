@@ -5,7 +5,7 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Span
 from xtrain.dsl.schema import setting
@@ -15,6 +15,7 @@ from xtrain.dsl.syntax.tree import CONSTANTS
 from xtrain.dsl.user_parts.bodies import ModuleText
 from xtrain.dsl.user_parts.files import annotated, fits, optional, parameter_type
 from xtrain.dsl.user_parts.kinds import PART_KINDS, Kind
+from xtrain.lazy_attrs import frozen
 
 REQUIRED: Final = object()
 WEIGHT: Final = "weight"  # declares a parameter of a layer as a parameter of the model
@@ -41,6 +42,11 @@ class Parameter:
     span: Span = field(repr=False)
     check: Range | None = None
     doc: str = ""
+
+    @property
+    def required(self) -> bool:
+        """True without a default."""
+        return self.default is REQUIRED
 
 
 @frozen

@@ -7,10 +7,11 @@ efficiency of kernels is assumed too unless the spec states it (`Cluster.efficie
 from math import prod
 from typing import Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.memory_simulator import second_run
 from xtrain.blocks.stage_costs import StageCosts
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import name_in_block, pairs_within
 from xtrain.plan.canonical import plain_sum
 from xtrain.plan.estimates import Estimates, Hardware, RankClass, Times, Traffic, TrafficOp, Work

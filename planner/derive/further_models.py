@@ -9,7 +9,7 @@ from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.data_components import tokenizer_kind
@@ -17,6 +17,7 @@ from xtrain.dsl.schema.losses import LOSSES
 from xtrain.dsl.schema.policy import Rollout
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.spec_text import tokenizer_text
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, name_in_block
 from xtrain.plan.data import TokenizerUnreadable
 from xtrain.plan.findings import Findings, checks

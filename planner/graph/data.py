@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 
-from attrs import frozen
-
 from xtrain.contracts.data import PlannedLink
 from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.data import Dataset
 from xtrain.dsl.schema.data_components import PACKINGS, RowLink, row_link, tokenizer_kind
 from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, ReferredLoss
 from xtrain.dsl.schema.policy import REWARDS, Reward, Rollout
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.arithmetic import microbatches_text
 from xtrain.plan.canonical import portable
 from xtrain.plan.data import form_text, node_ids, resolve_chain, source_args

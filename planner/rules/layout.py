@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import gcd, lcm, prod
 from typing import Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.contracts.models import PlannedModel
 from xtrain.contracts.stacks import stack_of
@@ -17,6 +17,7 @@ from xtrain.dsl.schema.model import expert_families
 from xtrain.dsl.schema.parallel import STACKS, Ep
 from xtrain.dsl.schema.setting import AUTO, Auto
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, parameters
 from xtrain.plan.arithmetic import LONGEST_PADDING, Arithmetic
 from xtrain.plan.findings import Findings, checks
