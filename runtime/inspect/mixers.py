@@ -17,8 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from xtrain.blocks.block import BlockPiece
 from xtrain.blocks.mixer import UserMixer
-from xtrain.runtime.base.data_errors import DataError
-from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.errors import DataError, EnvironmentFault
 from xtrain.runtime.base.user_parts import UserPart
 from xtrain.runtime.inspect.code_costs import LENGTHS, costs_of, numbers_in, recorded
 from xtrain.runtime.inspect.small_model import same
