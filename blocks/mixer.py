@@ -33,8 +33,7 @@ def _states(values: Any) -> tuple[LayerState, ...]:
 class UserMixer(UserFunction):
     """Layer that mixes the positions of a document: a position sees itself, and earlier ones by its states alone.
 
-    Every tensor-parallel rank computes all of it. Its costs are those of a description that
-    `runtime/inspect/mixers.py` makes.
+    Every tensor-parallel rank computes all of it. A description that `runtime/inspect/mixers.py` makes has its costs.
     """
 
     mixes: ClassVar[bool] = True

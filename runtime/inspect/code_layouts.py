@@ -71,7 +71,7 @@ def spreads(code: CodeModel) -> bool:
 @torch.no_grad()
 def caches(code: CodeModel) -> bool:
     """Return True if layers need nothing but keys and values of earlier positions: the hidden states of texts that are
-    continued, of two lengths, are those of the whole texts."""
+    continued, of two lengths, equal the hidden states of the whole texts."""
     more, layers = 5, len(code.layers)
     longest, short = POSITIONS - more, POSITIONS // 2 - more  # both longer than the reaches of a small model
     missing = longest - short
