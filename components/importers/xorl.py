@@ -55,10 +55,11 @@ class XorlImporter(Importer):
         draft.name_experiment()
         draft.set("experiment.seed", draft.number("train.seed", 42), "train.seed")
         steps, epochs = draft.number("train.max_steps", 0), draft.number("train.num_train_epochs", 1)
-        if steps:
+        if steps > 0:
             draft.set("experiment.budget", None, "train.max_steps", text=share_or_steps(steps))
             draft.meaningless("train.num_train_epochs", "max_steps is the length")
         else:
+            draft.same("train.max_steps", "no limit")
             text = f"{epochs} {'epoch' if epochs == 1 else 'epochs'}"
             draft.set("experiment.budget", None, "train.num_train_epochs", text=text)
             draft.note(LAST_STEP)

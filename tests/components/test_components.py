@@ -115,7 +115,7 @@ def test_each_is_one_file_with_the_name_of_the_component():
         files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
         own = {"user_part"}  # what functions of the user's own inherit from
         # Beside it stand its torch code, what runs it, and a part that is long.
-        more = (*(f"{each}_" for each in registry), "user_part_", "_")
+        more = (*(f"{each}_" for each in (*registry, registry.unlisted) if each), "user_part_", "_")
         shared = {name for name in files - own - set(registry) if name.endswith("_torch")}  # code of several
         assert (
             {name for name in files - own - shared if not name.startswith(more)}
