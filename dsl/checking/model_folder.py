@@ -186,7 +186,8 @@ def tokenizer_of(model: ModelFolder) -> Tokenizer:
     """Return the tokenizer in the folder of a model."""
     if model.repo:
         return Tokenizer(snapshot_text(model.repo, model.revision))
-    return Tokenizer(f"./{model.path}" if model.path in TOKENIZERS else model.path)
+    is_name = model.path.isidentifier() and model.path in TOKENIZERS
+    return Tokenizer(f"./{model.path}" if is_name else model.path)
 
 
 @frozen

@@ -245,8 +245,8 @@ class Overriding:
             self._enter(section, name, span, self._value(override.value))
         elif name not in known:
             self._no_such(name, span, known, f"setting of `{section.kind}`")
-        elif blocks.is_block(known[name][0].type):
-            self._descend(known[name][0].type, section.block(name), override, rest[1:])
+        elif blocks.is_block(inner := known[name][0].type):
+            self._descend(inner, section.block(name), override, rest[1:])
         elif len(rest) > 1:
             self._wrong(f"`{name}` is a setting, not a block", rest[1][1], f"write `--set …{name}=value`")
         else:
