@@ -21,7 +21,7 @@ from xtrain.blocks.memory_simulator import (
     kept_bytes,
     stored,
 )
-from xtrain.blocks.op_trace import FsdpUnit, OpTrace, TracedOp
+from xtrain.blocks.op_trace import ATTENTION, FsdpUnit, OpTrace, TracedOp
 from xtrain.blocks.tracer import Local
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec, RotaryAngles
@@ -125,7 +125,7 @@ class BlockCosts:
     @property
     def attends_back(self) -> bool:
         """True if attention receives a gradient."""
-        return any(op.attends and op.runs_back for op in self.trace.ops)
+        return any(op.runs_back and (op.attends or op.saved == ATTENTION) for op in self.trace.ops)
 
     @property
     def passing(self) -> frozenset[str]:

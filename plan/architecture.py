@@ -244,6 +244,7 @@ class BlockLayer(Protocol):
     adapts: ClassVar[bool]
     attends: ClassVar[bool]
     mixes: ClassVar[bool]
+    keeps_state: ClassVar[bool]
     window: ClassVar[int | None]
 
     @property
@@ -254,7 +255,9 @@ class BlockLayer(Protocol):
     def words(self, arch: Architecture) -> tuple[str, ...]: ...
     def pair_flops(self, arch: Architecture) -> int: ...
     def shares_experts(self, arch: Architecture) -> bool: ...
-    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int: ...
+    def position_flops(self, arch: Architecture) -> int: ...
+    def spread_heads(self, arch: Architecture) -> int: ...
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int: ...
 
 
 class FamilyBlock(Protocol):
@@ -329,7 +332,7 @@ class ParameterSpec:
         return product
 
 
-Initial = Literal["normal", "residual", "ones", "zeros"]
+Initial = Literal["normal", "residual", "ones", "zeros", "log_uniform"]
 Partial = Literal["never", "by_position", "always"]
 
 
@@ -338,13 +341,13 @@ class BlockParameter:
     """Parameter of a block.
 
     name: inside the block. initial: its first values; `residual`: normal, scaled down, for matrices whose output is
-    added to the residual stream. cut: by output features (column) or by input features (row) under tensor parallelism;
-    None: every rank holds all of it. partial: when a rank has only a summand of the gradient of an uncut parameter:
-    never, by position (tensor parallelism cuts the sequence, so the rank used it on its own positions), or always.
-    router: its products choose experts. adapter: for an adapter's parameter, the matrix that it is added to; the
-    adapter sets its first values. heads: number of attention heads that have a matrix of it each, side by side along
-    the cut features. task, begun, multiplied: as in `ParameterSpec`. linear: a matrix of it belongs to a module whose
-    product can have an adapter and codes.
+    added to the residual stream; `log_uniform`: logarithms of numbers from 0.01 to 16. cut: by output features (column)
+    or by input features (row) under tensor parallelism; None: every rank holds all of it. partial: when a rank has only
+    a summand of the gradient of an uncut parameter: never, by position (tensor parallelism cuts the sequence, so the
+    rank used it on its own positions), or always. router: its products choose experts. adapter: for an adapter's
+    parameter, the matrix that it is added to; the adapter sets its first values. heads: number of attention heads that
+    have a matrix of it each, side by side along the cut features. task, begun, multiplied: as in `ParameterSpec`.
+    linear: a matrix of it belongs to a module whose product can have an adapter and codes.
     """
 
     name: str

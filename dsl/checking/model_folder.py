@@ -26,6 +26,7 @@ from xtrain.dsl.schema.data_components import TOKENIZERS, Tokenizer
 from xtrain.dsl.schema.model import FAMILIES, Model, ModelFolder, snapshot_text
 from xtrain.dsl.schema.model_config import (
     CONTEXT,
+    PARTIAL,
     REFUSED,
     ROPE_KEYS,
     ROPE_NEEDED,
@@ -302,8 +303,8 @@ class _Reading:
                 found = ConfigEntry(theta, entry.span)
             elif name == ROPE[1] and local is None and entry.value and (outer is None or outer.value is None):
                 self._check_replaced(found)
-            if inside.get("partial_rotary_factor") == 1:
-                inside.pop("partial_rotary_factor")
+            if inside.get(PARTIAL) == 1 or any(key.name == PARTIAL for key in self.config.keys):
+                inside.pop(PARTIAL, None)
             if local is not None and name == ROPE[1] and self._lacks_type(inside):
                 hint = "write it as `rope_type`, or remove the scaling"
                 message = (
@@ -358,7 +359,7 @@ class _Reading:
                 )
                 message += f"`{local.key}` is {short_json(found.value)}"
                 self.diagnostics.error("X522", message, found.span, hint="keep the intended one")
-            harmless = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1}
+            harmless = {"rope_type": "default", "type": "default", PARTIAL: 1}
             if any(value is not None and harmless.get(name) != value for name, value in inside.items()):
                 part = ConfigEntry(entry.value[local.local], entry.span)
                 self._refuse(f"{ROPE[0]}.{local.local}", part, "of type default, with only a base")
@@ -402,7 +403,7 @@ class _Reading:
             elif value is not None:
                 found[setting] = value
         for each, value in inside.items():
-            if value is not None:
+            if value is not None and each not in self.config.rope_harmless:
                 self._unknown(f"{name}.{each}", ConfigEntry(value, entry.span))
                 good = False
         before: Any = found.get("original")

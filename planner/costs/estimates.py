@@ -341,7 +341,7 @@ def _flops(resolved: Resolved, pp: int, less: BackwardLess) -> int:
         for layer in (each for each in kind.block.layers() if each.attends):
             pairs = pairs_within(sequence, layer.window)
             times = 1 if kind.first in less.attention else 3
-            token += times * layer.pair_flops(arch) * pairs // sequence * count
+            token += times * (layer.pair_flops(arch) * pairs // sequence + layer.position_flops(arch)) * count
         token += (6 * block_matmul_parameters(arch, kind.first) - less.blocks.get(kind.first, 0)) * count
     if resolved.pipeline.holds_last(pp):
         token += 6 * (arch.head_products + sum(head_factors(arch))) - less.head

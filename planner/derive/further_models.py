@@ -39,14 +39,15 @@ def cache_bytes(resolved: "Resolved", prompts: int, positions: int) -> int:
     Ranks of context and data parallelism hold the whole cache; ranks of tensor parallelism their own heads.
     """
     arch, tp, pipeline = resolved.architecture, resolved.size("tp"), resolved.pipeline
-    of_layer: dict[int, int] = {}
+    width = BYTES[resolved.formats.compute]
+    exact, of_layer = max(BYTES["fp32"], width) // width, dict[int, int]()
     for kind in resolved.kinds:
         plain = plain_parameters(resolved, kind)
-        numbers = sum(each.cached(arch, tp, positions, plain) for each in kind.block.layers())
+        numbers = sum(each.cached(arch, tp, positions, plain, exact) for each in kind.block.layers())
         of_layer |= dict.fromkeys(kind.layers, numbers)
     spans = [[pipeline.spans[stage] for stage in own] for own in pipeline.owners]
     most = max(sum(of_layer[layer] for first, last in own for layer in range(first, last + 1)) for own in spans)
-    return prompts * most * BYTES[resolved.formats.compute]
+    return prompts * most * width
 
 
 def computes_again(resolved: "Resolved") -> bool:

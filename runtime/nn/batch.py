@@ -32,6 +32,14 @@ class LayerCache(Protocol):
         """Return which of the last `count` positions each row sees, bool [B, 1, 1, count]; None: all."""
         ...
 
+    def keep(self, layer: nn.Module, state: tuple[Tensor, ...]) -> None:
+        """Keep the state of a layer after the prompts, which the layer updates in place."""
+        ...
+
+    def kept(self, layer: nn.Module) -> tuple[Tensor, ...]:
+        """Return the state of a layer."""
+        ...
+
 
 @define(eq=False)
 class KeyValueCache:
@@ -72,6 +80,14 @@ class KeyValueCache:
             return None
         end = self.filled + 1
         return self.seen_B11L[..., end - count : end].roll(end - count, -1)
+
+    def keep(self, layer: nn.Module, state: tuple[Tensor, ...]) -> None:
+        """Keep the state of a layer after the prompts, which the layer updates in place."""
+        self._tensors[layer] = state
+
+    def kept(self, layer: nn.Module) -> tuple[Tensor, ...]:
+        """Return the state of a layer."""
+        return self._tensors[layer]
 
     @property
     def bytes(self) -> int:

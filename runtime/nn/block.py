@@ -35,7 +35,9 @@ class Attention(AttentionModule, Fusible):
         super().__init__(kernel, axes, Scores(window=layer.window, scale=layer.scale, cap=layer.cap))
         self.head_dim = arch.head_dim
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        self.q_proj = Linear(arch.dim, queries, bias=layer.bias)
+        self.turns = layer.rotary is None or layer.rotary == arch.head_dim  # all numbers of a head
+        self.gated, self.query_dim = layer.gated, 2 * arch.head_dim if layer.gated else arch.head_dim
+        self.q_proj = Linear(arch.dim, arch.heads * self.query_dim, bias=layer.bias)
         self.k_proj = Linear(arch.dim, keys, bias=layer.bias)
         self.v_proj = Linear(arch.dim, keys, bias=layer.bias)
         self.o_proj = Linear(queries, arch.dim, bias=layer.output_bias)
@@ -60,23 +62,30 @@ class Attention(AttentionModule, Fusible):
         # The number of heads is read from the tensor, so a layer with only some of them needs no change.
         x_BSD = column_parallel_input(x_BSD, self.axes.tensor)
 
-        def positioned(flat: Tensor, norm: nn.Module) -> Tensor:
+        def positioned(x_BSHA: Tensor, norm: nn.Module) -> Tensor:
             if self.wide_norm:
-                flat = norm(flat)
-            elif self.fused and rotate is not None and isinstance(norm, RMSNorm):
-                return norm.turned(heads(flat), rotate).transpose(1, 2)
-            x_BSHA = heads(flat) if self.wide_norm else norm(heads(flat))
+                x_BSHA = heads(norm(x_BSHA.flatten(-2)))
+            elif self.fused and self.turns and rotate is not None and isinstance(norm, RMSNorm):
+                return norm.turned(x_BSHA, rotate).transpose(1, 2)
+            else:
+                x_BSHA = norm(x_BSHA)
             if rotate is None:
                 return x_BSHA.transpose(1, 2)
-            return turned(x_BSHA, rotate).transpose(1, 2) if self.fused else rotate(x_BSHA.transpose(1, 2))
+            fused = self.fused and self.turns
+            return turned(x_BSHA, rotate).transpose(1, 2) if fused else rotate(x_BSHA.transpose(1, 2))
 
-        q_BHSA, k_BKSA = positioned(self.q_proj(x_BSD), self.q_norm), positioned(self.k_proj(x_BSD), self.k_norm)
+        q_BSHA, gate_BSHA = self.q_proj(x_BSD).unflatten(-1, (-1, self.query_dim)), None
+        if self.gated:
+            q_BSHA, gate_BSHA = q_BSHA.chunk(2, dim=-1)
+        q_BHSA, k_BKSA = positioned(q_BSHA, self.q_norm), positioned(heads(self.k_proj(x_BSD)), self.k_norm)
         v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
         if cache is not None:
             k_BKSA, v_BKSA = cache.extended(self, k_BKSA, v_BKSA, window=self.scores.window)
         sink_H = None if self.sinks is None else local(self.sinks)
-        out_BHSA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing, self.scores, sink_H)
-        return self.o_proj.row_parallel(out_BHSA.transpose(1, 2).flatten(-2), self.axes.tensor)
+        out_BSHA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing, self.scores, sink_H).transpose(1, 2)
+        if gate_BSHA is not None:
+            out_BSHA = out_BSHA * gate_BSHA.sigmoid()
+        return self.o_proj.row_parallel(out_BSHA.flatten(-2), self.axes.tensor)
 
 
 class BlockInput(NamedTuple):

@@ -310,7 +310,7 @@ class _ScaledFrequencies:
 @frozen(eq=False)
 class Rotation:
     """Cosine and sine of every position's angles, each [B, 1, S, A]; computed once per forward for all blocks with the
-    same angles."""
+    same angles. Of wider heads the first A numbers are rotated."""
 
     cos: Tensor
     sin: Tensor
@@ -331,7 +331,18 @@ class Rotation:
             cos, sin = cos * rope.magnitude, sin * rope.magnitude
         return cls(cos=cos.to(dtype), sin=sin.to(dtype))
 
+    @property
+    def width(self) -> int:
+        """Numbers of a head that are rotated."""
+        return self.cos.shape[-1]
+
     def __call__(self, x_BHSA: Tensor) -> Tensor:
+        if self.width == x_BHSA.shape[-1]:
+            return self._turned(x_BHSA)
+        parts = self._turned(x_BHSA[..., : self.width]), x_BHSA[..., self.width :]
+        return torch.cat([part.transpose(1, 2) for part in parts], dim=-1).transpose(1, 2)  # heads side by side
+
+    def _turned(self, x_BHSA: Tensor) -> Tensor:
         left, right = x_BHSA.chunk(2, dim=-1)
         return x_BHSA * self.cos + torch.cat((-right, left), dim=-1) * self.sin
 

@@ -112,8 +112,8 @@ def check(ours: Seen, loss: float, theirs: dict[str, np.ndarray], limit: float) 
 
 
 # Beside the model: the loss of routers, which transformers does not add unless it is asked.
-EXPERTS = ("deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe")
-SETTINGS = dict.fromkeys(EXPERTS, "router { aux_loss = 0 }")
+EXPERTS = ("deepseek_v3", "glm4_moe", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next")
+SETTINGS: dict[str, str] = dict.fromkeys(EXPERTS, "router { aux_loss = 0 }")
 
 
 def in_fp64(reference: Any, family: str) -> Any:
@@ -135,6 +135,9 @@ ODD = (
     ("mistral", "windows of two, wide heads"),
     ("gemma3", "odd heads, scaled positions"),
     ("gpt_oss", "odd heads"),
+    ("olmo3", "biased, scaled by yarn"),
+    ("seed_oss", "every bias"),
+    ("glm4_moe", "odd heads, tied"),
 )
 
 
@@ -175,6 +178,11 @@ MORE = [
 ]
 MORE += [
     ("qwen2", "windows", RING, {}),
+    ("olmo3", "odd heads, tied", RING, {}),
+    ("seed_oss", "every bias", (*TP, *FSDP), {}),
+    ("glm4_moe", "normed, scaled by yarn", (*TP, *FSDP, *EP), {}),
+    ("glm4_moe", "odd heads, tied", (*PP, *FSDP), STACKED),
+    ("glm4_moe", "normed, scaled by yarn", WHOLE, {}),
     ("smollm3", "windows", ULYSSES, {}),
     ("gemma3", "wide heads, capped logits", TP, SHARDS),
     ("llama", "biased, scaled by yarn", (*TP, *FSDP), {}),

@@ -223,18 +223,18 @@ SMALL = {
     ({"model_type": "t5"}, "encoder with a decoder"),
     ({"model_type": "musicgen"}, "encoder with a decoder"),
     ({"model_type": "vit"}, "no causal language model"),
-    ({"model_type": "olmo3", "hidden_size": "wide"}, "expected int, got str"),
-    ({"model_type": "olmo3", "layer_types": []}, "`num_hidden_layers` (32)"),
-    ({"model_type": "olmo3", "hidden_act": "gold"}, "KeyError('gold')"),
-    ({"model_type": "olmo3", "quantization_config": {"quant_method": "fp8"}}, "its weights are quantized"),
+    ({"model_type": "exaone4", "hidden_size": "wide"}, "expected int, got str"),
+    ({"model_type": "exaone4", "layer_types": []}, "`num_hidden_layers` (32)"),
+    ({"model_type": "exaone4", "hidden_act": "gold"}, "KeyError('gold')"),
+    ({"model_type": "exaone4", "quantization_config": {"quant_method": "fp8"}}, "its weights are quantized"),
     ({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, "(`auto_map`) is not run"),
     ({"model_type": "clip"}, "no causal language model"),
     ({"model_type": "t5gemma2_text"}, "no causal language model"),
-    ({"model_type": "olmo3", "hidden_size": "wide"}, "rejects the config"),
-    ({"model_type": "olmo3", "rope_parameters": 7}, "rejects the config"),
+    ({"model_type": "exaone4", "hidden_size": "wide"}, "rejects the config"),
+    ({"model_type": "exaone4", "rope_parameters": 7}, "rejects the config"),
     ({"model_type": "llama4", "text_config": 5}, "rejects the config"),
     ({"model_type": "dbrx"}, "cannot be built"),
-    ({"model_type": "olmo3", **SMALL, "hidden_act": "none such"}, "cannot be built"),
+    ({"model_type": "exaone4", **SMALL, "hidden_act": "none such"}, "cannot be built"),
     ({"model_type": "bert", **SMALL}, "sees later tokens"),
     ({"model_type": "moshi", **SMALL}, "321 rows"),
     ({"model_type": "rembert", **SMALL, "is_decoder": True}, "narrower than its layers"),
@@ -249,7 +249,7 @@ def test_code_that_cannot_be_used(config: dict[str, Any], word: str, tmp_path: P
 
 def test_an_old_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(model_code, "version", lambda name: "4.57.1")
-    (tmp_path / "config.json").write_text('{"model_type": "olmo3"}')
+    (tmp_path / "config.json").write_text('{"model_type": "exaone4"}')
     ((code, text),) = errors(f'"{tmp_path}" {{ weights = none }}')
     assert code == "X529" and "4.57.1 is too old" in text and "pip install" in text
 
@@ -271,7 +271,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise model_code.PackageNotFoundError(name)
 
     monkeypatch.setattr(model_code, "version", missing)
-    (tmp_path / "config.json").write_text('{"model_type": "olmo3"}')
+    (tmp_path / "config.json").write_text('{"model_type": "exaone4"}')
     ((code, text),) = errors(f'"{tmp_path}" {{ weights = none }}')
     assert code == "X529" and "pip install 'xtrain[transformers]'" in text
 
