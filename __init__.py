@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from xtrain.runtime.base.part_decorators import reward as reward
     from xtrain.runtime.base.part_decorators import schedule as schedule
     from xtrain.runtime.base.part_decorators import source as source
+    from xtrain.runtime.base.part_decorators import state as state
     from xtrain.runtime.base.part_decorators import step as step
     from xtrain.runtime.base.part_decorators import tracker as tracker
     from xtrain.runtime.base.part_decorators import weight as weight
@@ -66,6 +67,7 @@ _OFFERED = {
     "family": "xtrain.runtime.base.part_decorators",
     "layer": "xtrain.runtime.base.part_decorators",
     "weight": "xtrain.runtime.base.part_decorators",
+    "state": "xtrain.runtime.base.part_decorators",
     "loss": "xtrain.runtime.base.part_decorators",
     "hook": "xtrain.runtime.base.part_decorators",
     "optimizer": "xtrain.runtime.base.part_decorators",

@@ -14,8 +14,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from attrs import define, field
+from attrs import field
 
+from xtrain.lazy_attrs import define
 from xtrain.plan.plan import Plan
 from xtrain.plan.serialise import load_plan
 from xtrain.records.events import events_since

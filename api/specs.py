@@ -7,12 +7,13 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.api.runs import Run, start
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.spec_text import value_text
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.plan import Plan
 from xtrain.plan.serialise import dumps, signed
 from xtrain.planner.load import check_loaded, is_saved, plan_from_path

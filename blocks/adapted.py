@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from xtrain.blocks.block import Chain
 from xtrain.blocks.op_trace import TracedTensor
 from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import TASKS, Architecture, BlockParameter, ParameterSpec, widest_task
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ values of all heads from one narrow vector a position, and optionally queries.
 from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.block import Layer, later, norm_weight, row_bias
 from xtrain.blocks.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.model_config import Rope
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, BlockParameter, RotaryAngles, pairs_within
 from xtrain.plan.hardware import QUERIES
 
@@ -33,9 +34,11 @@ class AttentionLayer(Layer):
     window: number of most recent positions of its document that a query sees, its own included; None: all earlier ones.
     sinks: every head has one more learned score in its softmax, whose value is zero. scale: factor of query-key
     products; None: 1 / √head_dim. cap: scores s become cap · tanh(s / cap); None: no cap. theta: base of this layer's
-    frequencies, which are then unscaled; None: the model's.
+    frequencies, which are then unscaled; None: the model's. rotary: numbers of a head that are rotated, the first ones;
+    None: all. gated: `q_proj` also gives a gate for each number of a head's output, which is multiplied by the gate's
+    sigmoid (arXiv 2505.06708); its rows are the query and the gate of one head after the other.
 
-    Raises ValueError unless window, scale, cap and base are above 0.
+    Raises ValueError unless window, scale, cap, base and rotary are above 0, and rotary is even.
     """
 
     attends = True
@@ -52,12 +55,16 @@ class AttentionLayer(Layer):
     cap: float | None = later(None)
     theta: float | None = later(None)
     plus_one: bool = later(False)
+    rotary: int | None = later(None)
+    gated: bool = later(False)
 
     def __attrs_post_init__(self) -> None:
-        for name in ("window", "scale", "cap", "theta"):
+        for name in ("window", "scale", "cap", "theta", "rotary"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"`{name}` is {value}, and must be above 0")
+        if self.rotary is not None and self.rotary % 2:
+            raise ValueError(f"`rotary` is {self.rotary}, and must be even")
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         if self.sinks:  # modules list their own parameters before the parameters of child modules
@@ -65,14 +72,19 @@ class AttentionLayer(Layer):
                 name=f"{self.name}.sinks", shape=(arch.heads,), decays=False, initial="normal", cut="column"
             )
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        for name, width in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+        gates = queries if self.gated else 0
+        for name, width, heads in (
+            ("q_proj", queries + gates, arch.heads),
+            ("k_proj", keys, arch.kv_heads),
+            ("v_proj", keys, arch.kv_heads),
+        ):
             yield BlockParameter(
                 name=f"{self.name}.{name}.weight",
                 shape=(width, arch.dim),
                 decays=True,
                 initial="normal",
                 cut="column",
-                heads=width // arch.head_dim,
+                heads=heads,
             )
             if self.bias:
                 yield BlockParameter(
@@ -98,7 +110,8 @@ class AttentionLayer(Layer):
     def angles(self, arch: Architecture) -> RotaryAngles | None:
         if not self.rope:
             return None
-        return arch.angles if self.theta is None else evolve(arch.angles, theta=self.theta, rope=Rope())
+        angles = arch.angles if self.rotary is None else evolve(arch.angles, width=self.rotary)
+        return angles if self.theta is None else evolve(angles, theta=self.theta, rope=Rope())
 
     def words(self, arch: Architecture) -> tuple[str, ...]:
         window = "no window" if self.window is None else f"window {self.window:,}"
@@ -109,20 +122,25 @@ class AttentionLayer(Layer):
     def pair_flops(self, arch: Architecture) -> int:
         return 4 * arch.heads * arch.head_dim
 
-    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int:
         seen = positions if self.window is None else min(positions, self.window)
         return 2 * arch.kv_heads // tp * arch.head_dim * seen  # a key and a value of each of its heads
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
-        local = on.local
+        local, turns = on.local, self.rotary is None or self.rotary == on.local.head_dim
         x = on.column_parallel_input(x)
+        gate: TracedTensor | None = None
 
         def project(name: str, norm: str, heads: int) -> TracedTensor:
+            nonlocal gate
             y = on.linear(x, f"{self.name}.{name}", local.tokens)
             if not norm:
                 return y
             size = y.size
-            if local.fused and self.rope:
+            if self.gated and name == "q_proj":
+                size //= 2
+                y, gate = on.ops.split(y, size, size)
+            if local.fused and self.rope and turns:
                 return _turned(self, on, y, f"{self.name}.{norm}", heads)
             if self.qk_norm:
                 rows = local.tokens * (1 if self.wide_norm else heads)
@@ -130,12 +148,19 @@ class AttentionLayer(Layer):
             if not self.rope:
                 return y
             # x · cos + rotated x · sin: nothing of x is kept.
-            return on.ops.op(y, makes=size, scratch=(5 * size // 2, 2 * size))
+            if turns:
+                return on.ops.op(y, makes=size, scratch=(5 * size // 2, 2 * size))
+            turned = size * (self.rotary or 0) // local.head_dim
+            return on.ops.op(y, makes=size, scratch=(7 * turned // 2, 3 * turned))
 
         q = project("q_proj", "q_norm", local.heads)
         k = project("k_proj", "k_norm", local.kv_heads)
         v = project("v_proj", "", local.kv_heads)
-        return on.row_parallel_linear(trace_kernel(self, on, (q, k, v)), f"{self.name}.o_proj", local.tokens)
+        out = trace_kernel(self, on, (q, k, v))
+        if gate is not None:
+            share = on.ops.op(gate, makes=out.size, keeps_output=True)
+            out = on.ops.op(out, share, makes=out.size, keeps=(out, share))
+        return on.row_parallel_linear(out, f"{self.name}.o_proj", local.tokens)
 
 
 def _turned(layer: AttentionLayer, on: "Tracer", y: TracedTensor, norm: str, heads: int) -> TracedTensor:
@@ -382,7 +407,7 @@ class LatentAttentionLayer(Layer):
     def pair_flops(self, arch: Architecture) -> int:
         return 2 * arch.heads * (self.query_dim + self.value_dim)
 
-    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int:
         """Return the numbers cached for `positions` positions: the narrow vector and the shared part of keys if
         `kv_b_proj` can be multiplied with queries and with sums of narrow vectors; otherwise a key and a value of
         each head."""

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeVar
 
 import attrs
-from attrs import frozen
 
 from xtrain.blocks.op_trace import INDEX, TP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.component import load_offered
 from xtrain.dsl.schema.model import ExpertTransformer, Model, TransformerSettings
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import EMBEDDING, Architecture, BlockParameter, LayerKind, Partial, RotaryAngles
 
 if TYPE_CHECKING:
@@ -146,7 +146,9 @@ class Layer(BlockPiece):
 
     settings: settings class of the families that can use the layer. reads: optional settings that it reads. adapts: its
     matrices can have adapters and can be stored in codes, because the runtime's `Linear` and `Experts` compute their
-    products and `Tracer.linear` records them. attends: it mixes positions; exactly one layer of a block does. window:
+    products and `Tracer.linear` records them. attends: attention, which at most one layer of a block is. mixes: a
+    position sees earlier ones by a state that the layer carries on. keeps_state: generation keeps a state of an
+    attention layer instead of tensors of earlier positions. window:
     for an attention layer, the number of positions of its document that a query sees; None: all earlier ones.
     """
 
@@ -154,6 +156,8 @@ class Layer(BlockPiece):
     reads: ClassVar[tuple[str, ...]] = ()
     adapts: ClassVar[bool] = False
     attends: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = False
     window: ClassVar[int | None] = None
 
     name: str
@@ -195,14 +199,23 @@ class Layer(BlockPiece):
         """Return the forward FLOPs of an attention layer for one pair of positions."""
         return 0
 
+    def position_flops(self, arch: Architecture) -> int:
+        """Return the forward FLOPs of one position that are not products with parameters and do not grow with the
+        number of positions."""
+        return 0
+
+    def spread_heads(self, arch: Architecture) -> int:
+        """Return the number of heads that tp times cp must divide, if these are not the model's; 0: none."""
+        return 0
+
     def shares_experts(self, arch: Architecture) -> bool:
         """Return True if it has shared experts, which every token is sent to."""
         return False
 
-    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int:
         """Return how many numbers one of `tp` ranks caches while it generates a text of `positions` positions; 0 unless
         the layer looks at other positions. plain: the block's parameters that are stored in a number format and have
-        no adapter."""
+        no adapter. exact: numbers that a number in exact sums takes the memory of."""
         return 0
 
 
@@ -289,11 +302,11 @@ class NormLayer(Layer):
 
 
 @composed
-def pre_norm(attention: BlockPiece, feed_forward: BlockPiece) -> BlockPiece:
-    """Compose x + attention(norm(x)), then x + feed_forward(norm(x))."""
+def pre_norm(attention: BlockPiece, feed_forward: BlockPiece, plus_one: bool = False) -> BlockPiece:
+    """Compose x + attention(norm(x)), then x + feed_forward(norm(x)). plus_one: for both norms."""
     return Chain.of(
-        Residual.of(NormLayer("input_layernorm"), attention),
-        Residual.of(NormLayer("post_attention_layernorm"), feed_forward),
+        Residual.of(NormLayer("input_layernorm", plus_one=plus_one), attention),
+        Residual.of(NormLayer("post_attention_layernorm", plus_one=plus_one), feed_forward),
     )
 
 

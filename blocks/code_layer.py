@@ -3,18 +3,19 @@
 Sizes in a description are polynomials [c0, c1, c2] of the positions S of a row, in bytes, for one row.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from xtrain.blocks.attention import AttentionLayer, trace_kernel
 from xtrain.blocks.block import Layer, later
 from xtrain.blocks.feed_forward import Gate, join_pieces, own_piece, to_experts, trace_experts, weigh
 from xtrain.blocks.op_trace import ATTENTION, INDEX, TP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.model import Model
+from xtrain.lazy_attrs import define, frozen
 from xtrain.plan.architecture import Architecture, BlockParameter
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class CodeLayer(Layer):
     attends: ClassVar[bool] = True
 
     kind: int
+    window: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     experts: bool = later(False)
 
     @property
@@ -75,22 +77,37 @@ class CodeLayer(Layer):
         ops = self._described(arch)["costs"]["float32"]
         return round(sum(attention_flops(op) if "attention" in op else op["flops"][2] for op in ops))
 
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
+        if arch.own["code"]["caches"] != "kernels":
+            return 0
+        (own,) = (op["attention"] for op in self._described(arch)["costs"]["float32"] if "attention" in op)
+        seen = positions if own["window"] is None else min(positions, own["window"])
+        return 2 * own["kv_heads"] // tp * own["head_dim"] * seen
+
     def shared(self, arch: Architecture, rows: int, sequence: int, width: int) -> int:
         format, times = TRACES[width]
         return code_size(arch.own["code"]["shared"][format], rows, sequence, times)
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
-        described, out = self._described(on.resolved.architecture), x
-        format, times = TRACES[on.local.width]
+        described = self._described(on.resolved.architecture)
         matrices = (each for each in described["parameters"] if "cut" in each and each.get("linear"))
         ways = {each["name"]: (each["cut"], each.get("joins", False)) for each in matrices}
-        trace = _LayerTrace(on, times, ways if on.axes.tensor else {}, {0: x})
-        for op in described["costs"][format]:
-            out = trace.record(op)
-        return out
+        return trace_described(on, x, described["costs"], ways if on.axes.tensor else {})
 
     def _described(self, arch: Architecture) -> Mapping[str, Any]:
         return arch.own["code"]["kinds"][self.kind]
+
+
+def trace_described(
+    on: "Tracer", x: TracedTensor, costs: Mapping[str, Any], ways: Mapping[str, tuple[str, bool]]
+) -> TracedTensor:
+    """Record the operations of a description; return the last one's first result. costs: operations by number format.
+    ways: as of `_LayerTrace`."""
+    format, times = TRACES[on.local.width]
+    trace, out = _LayerTrace(on, times, ways, {0: x}), x
+    for op in costs[format]:
+        out = trace.record(op)
+    return out
 
 
 def _gate(kept: float) -> Gate:

@@ -8,12 +8,13 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.block import Layer, later, row_bias
 from xtrain.blocks.op_trace import ALL_TO_ALL, INDEX, MATMUL, TP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.model import ExpertTransformer
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, BlockParameter
 
 if TYPE_CHECKING:

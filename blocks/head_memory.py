@@ -2,10 +2,9 @@
 
 from collections.abc import Set
 
-from attrs import frozen
-
 from xtrain.blocks.op_trace import INDEX
 from xtrain.blocks.tracer import Local
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import EMBEDDING
 from xtrain.plan.kernels import compiles_loss
 from xtrain.plan.mesh import piece, tokens_in

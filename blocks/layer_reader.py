@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
-from xtrain.blocks.user_layer import UNARY, LayerOp, UserLayer, is_reserved
+from xtrain.blocks.mixer import LayerState, UserMixer
+from xtrain.blocks.user_layer import UNARY, LayerOp, UserFunction, UserLayer, is_reserved
 from xtrain.dsl.user_parts.bodies import BodyError, BodyReader, ModuleText, is_number
 from xtrain.dsl.user_parts.files import expression, fits
 from xtrain.dsl.user_parts.reader import Declared
 from xtrain.dsl.user_parts.signatures import Weight
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import BlockParameter
 
 # State of values in a layer whose matrices are cut: whole on every rank, cut along the last dimension, or summands of a
@@ -94,13 +96,15 @@ class GivenWeight:
 
 def read_layer(
     declared: Declared, name: str, given: Mapping[str, Any], known: Mapping[str, Any], width: int
-) -> UserLayer:
+) -> UserFunction:
     """Read a declared layer under a name, with the arguments of its call. known: settings that shapes may name. width:
     of its input and output. Raises BodyError."""
     assert declared.body is not None
     weights = tuple(_weight(declared, each, {**known, **given}) for each in declared.weights)
     if not weights:
         raise BodyError(f"`{declared.name}` has no weight", declared.span, 'give a parameter `weight("ffn", "dim")`')
+    if declared.states:
+        return _mixer(declared, name, given, {**known, **given}, weights)
     is_cut = any(weight.cut for weight in weights)
     reader = _LayerReader(declared, weights, width)
     ops = reader.ops(given)
@@ -116,6 +120,33 @@ def read_layer(
             for each in weights
         ),
         ops=ops,
+    )
+
+
+def _mixer(
+    declared: Declared,
+    name: str,
+    given: Mapping[str, Any],
+    known: Mapping[str, Any],
+    weights: tuple[BlockParameter, ...],
+) -> UserMixer:
+    """Return a layer that mixes positions, whose body is not read but measured."""
+    assert declared.body is not None
+    if any(weight.cut for weight in weights):
+        cut = next(each for each in declared.weights if each.cut)
+        message = f"`{declared.name}` mixes positions, and every tensor-parallel rank has all of it"
+        raise BodyError(message, cut.span, "remove `cut`")
+    states = (
+        LayerState(shape=_weight(declared, each, known).shape, initial=each.initial)  # type: ignore[arg-type]
+        for each in declared.states
+    )
+    return UserMixer(
+        name=name,
+        function=declared.name,
+        arguments=dict(given),
+        code=blake2b(declared.body.code().encode(), digest_size=8).hexdigest(),
+        weights=tuple(evolve(each, name=f"{each.name}.weight", partial="by_position") for each in weights),
+        states=tuple(states),
     )
 
 

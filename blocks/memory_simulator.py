@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from math import prod
 from typing import Literal
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field
 
 from xtrain.blocks.op_trace import MATMUL, FsdpUnit, OpTrace, PieceTrace, TracedOp, TracedTensor
+from xtrain.lazy_attrs import define, frozen
 
 Sums = Literal["own", "keep", "exchange", "each"]
 

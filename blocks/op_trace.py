@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from attrs import Factory, define, field, frozen
+from attrs import Factory, field
 
 from xtrain.dsl.schema.precision import Recipe
+from xtrain.lazy_attrs import define, frozen
 
 if TYPE_CHECKING:
     from xtrain.plan.estimates import TrafficOp

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property, partial
 from math import prod
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.head_memory import Ends
 from xtrain.blocks.memory_simulator import (
@@ -21,8 +21,9 @@ from xtrain.blocks.memory_simulator import (
     kept_bytes,
     stored,
 )
-from xtrain.blocks.op_trace import FsdpUnit, OpTrace, TracedOp
+from xtrain.blocks.op_trace import ATTENTION, FsdpUnit, OpTrace, TracedOp
 from xtrain.blocks.tracer import Local
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec, RotaryAngles
 from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import stage_end_names
@@ -124,7 +125,7 @@ class BlockCosts:
     @property
     def attends_back(self) -> bool:
         """True if attention receives a gradient."""
-        return any(op.attends and op.runs_back for op in self.trace.ops)
+        return any(op.runs_back and (op.attends or op.saved == ATTENTION) for op in self.trace.ops)
 
     @property
     def passing(self) -> frozenset[str]:

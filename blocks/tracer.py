@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Set
 from math import prod
 from typing import Protocol
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from xtrain.blocks.memory_simulator import scratch_of
 from xtrain.blocks.op_trace import (
@@ -18,6 +18,7 @@ from xtrain.blocks.op_trace import (
     PieceTrace,
     TracedTensor,
 )
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.mesh import device_kind, fits
 from xtrain.plan.resolved import Resolved
 

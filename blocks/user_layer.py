@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from xtrain.blocks.block import Layer
 from xtrain.blocks.op_trace import TracedTensor
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, BlockParameter
 
 if TYPE_CHECKING:
@@ -72,24 +73,30 @@ def _weights(values: Any) -> tuple[BlockParameter, ...]:
 
 
 @frozen(kw_only=True)
-class UserLayer(Layer):
+class UserFunction(Layer):
     """Layer of a user's function. function, arguments: what ranks call. code: 16 hex digits over what its text
-    computes. weights: its parameters. ops: its operations; the last gives its result."""
+    computes. weights: its parameters."""
 
     name: str
     function: str
     arguments: Mapping[str, Any] = field(hash=False)
     code: str
     weights: tuple[BlockParameter, ...] = field(converter=_weights)
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        return (evolve(weight, name=f"{self.name}.{weight.name}") for weight in self.weights)
+
+
+@frozen(kw_only=True)
+class UserLayer(UserFunction):
+    """Layer that computes each position by itself. ops: its operations; the last gives its result."""
+
     ops: tuple[LayerOp, ...] = field(converter=_ops)
 
     @property
     def is_cut(self) -> bool:
         """True if tensor parallelism cuts it; otherwise each rank holds all of it, for its own positions."""
         return any(weight.cut for weight in self.weights)
-
-    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
-        return (evolve(weight, name=f"{self.name}.{weight.name}") for weight in self.weights)
 
     @property
     def tiles(self) -> bool:

@@ -44,18 +44,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(path: str, arguments: argparse.Namespace) -> int:
+    from xtrain.dsl.schema.model import executing_nothing
     from xtrain.planner.load import check_from_spec
 
-    diagnostics = check_from_spec(path, arguments.sets)
+    with executing_nothing():
+        diagnostics = check_from_spec(path, arguments.sets)
     _report(path, diagnostics, arguments)
     return 2 if diagnostics.has_errors else 0
 
 
 def _fix(path: str, arguments: argparse.Namespace) -> int:
     from xtrain.dsl.autofix import apply_fixes
+    from xtrain.dsl.schema.model import executing_nothing
     from xtrain.planner.load import check_from_spec
 
-    fixed = apply_fixes(lambda texts: check_from_spec(path, arguments.sets, texts))
+    with executing_nothing():
+        fixed = apply_fixes(lambda texts: check_from_spec(path, arguments.sets, texts))
     if arguments.diff:
         _show_difference(fixed)
         if fixed.fixed:

@@ -43,11 +43,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain diff`. Exit status: 0 compared, 1 they differ and --exit-code was given, 2 an argument cannot be
     read."""
     from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+    from xtrain.dsl.schema.model import executing_nothing
     from xtrain.planner.review.changes import going_on, open_sides, run_command
     from xtrain.planner.review.diff import compare_plans, render_diff, to_json
 
     paths = [_place(given) for given in (arguments.a, arguments.b) if given is not None]
-    a, b, diagnostics = open_sides(paths, arguments.sets, arguments.world)
+    with executing_nothing():
+        a, b, diagnostics = open_sides(paths, arguments.sets, arguments.world)
     if a is None or b is None:
         errors = Diagnostics()  # two similar specs would show the same warnings twice
         errors.extend(diagnostics.errors)

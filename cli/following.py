@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Following:
     """Shows the run in a thread until the block ends."""
 
-    def __init__(self, workspace: "RunDirectory", ui: str) -> None:
+    def __init__(self, workspace: "RunDirectory", ui: str, *, verbose: bool = False) -> None:
         from xtrain.records.names import EVENTS_FILE, METRICS_FILE
         from xtrain.runtime.base.json_lines import size_of
         from xtrain.tui.lines.view import follow
@@ -31,7 +31,7 @@ class Following:
         self._finished = threading.Event()
         offsets = {name: size_of(directory / name) for name in (METRICS_FILE, EVENTS_FILE)}
         out = drawn_on(sys.stdout, ui)
-        options = {"ui": ui, "out": out, "offsets": offsets, "finished": self._finished}
+        options = {"ui": ui, "verbose": verbose, "out": out, "offsets": offsets, "finished": self._finished}
         self._thread = threading.Thread(target=follow, args=(directory,), kwargs=options, daemon=True)
 
     def __enter__(self) -> None:

@@ -9,14 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
-
 from xtrain.cli.verb import Refused
 from xtrain.dsl.checking.config_json import SnapshotMissing, find_snapshot, names_repo
 from xtrain.dsl.importing.draft import identifier
 from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.dsl.schema.model import snapshot_text
 from xtrain.dsl.spec_text import value_text
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.data import TokenizerUnreadable
 from xtrain.runtime.feed.sources.fields import settings_for
 

@@ -3,11 +3,11 @@
 import argparse
 import codecs
 import errno
+import gc
 import io
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
@@ -26,6 +26,8 @@ GROUPS = {
     "use what was trained": ("checkpoint", "generate", "export", "merge"),
 }
 VERBS: tuple[str, ...] = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+# Verbs that end soon: they take half as long without searches for cyclic garbage.
+SHORT = ("check", "plan")
 # Errors of the file or disk that receives a command's output.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -38,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     asked = next((a for a in arguments if not a.startswith("-")), None)
     parser = make_parser((asked,) if asked is not None and asked in VERBS else VERBS)
     parsed = parser.parse_args(arguments)
+    if parsed.verb not in SHORT:
+        gc.enable()
     if parsed.version:
         from xtrain.version import __version__
 
@@ -116,16 +120,31 @@ def _tell(message: str) -> None:
         _drop_output(sys.stderr)
 
 
+def _columns() -> int:
+    """Return the width of the terminal. argparse asks for each argument, and loads `shutil` for it."""
+    with suppress(KeyError, ValueError):
+        if (columns := int(os.environ["COLUMNS"])) > 0:
+            return columns
+    with suppress(AttributeError, ValueError, OSError):
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
+    return 80
+
+
 class HelpText(argparse.HelpFormatter):
     """Help in which every line is wrapped at words: prose is filled, and examples keep their lines and columns."""
 
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, **{"width": _columns() - 2, **settings})
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
+        from textwrap import wrap
+
         lines: list[str] = []
         prose: list[str] = []
         for line in [*text.strip("\n").split("\n"), ""]:
             label = re.match(r"[a-z ]+:(?: |$)", line)  # as `examples:` and `exit codes: 0 done, …`
             if prose and (label or not line or line.startswith(" ")):
-                lines += textwrap.wrap(" ".join(prose), width, break_long_words=False, break_on_hyphens=False)
+                lines += wrap(" ".join(prose), width, break_long_words=False, break_on_hyphens=False)
                 prose = []
             if line and not line.startswith(" "):
                 prose.append(line)
@@ -135,15 +154,17 @@ class HelpText(argparse.HelpFormatter):
 
     def _example(self, line: str, width: int) -> list[str]:
         """Wrap an indented line; a second column, after two spaces, keeps its place or goes below the first."""
+        from textwrap import wrap
+
         if len(line) <= width:
             return [line]
         columns = re.fullmatch(r"( +\S.*?)(  +)(\S.*)", line)
         first, rest, start = (columns[1], columns[3], columns.end(2)) if columns else (line, "", 0)
         hanging = " " * (start if 0 < start <= width // 2 else len(line) - len(line.lstrip()) + 4)
-        wrapped = textwrap.wrap(first, width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+        wrapped = wrap(first, width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
         if not rest:
             return wrapped
-        below = textwrap.wrap(rest, width - len(hanging), break_long_words=False, break_on_hyphens=False)
+        below = wrap(rest, width - len(hanging), break_long_words=False, break_on_hyphens=False)
         if len(hanging) == start and len(wrapped) == 1:
             wrapped[0] += columns[2] + below.pop(0) if columns else ""
         return wrapped + [hanging + line for line in below]
@@ -195,7 +216,8 @@ def make_parser(verbs: tuple[str, ...] = VERBS) -> argparse.ArgumentParser:
         epilog="example: xtrain plan specs/quickstart.xtrain && xtrain run specs/quickstart.xtrain",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb")
+    # Without `prog` argparse formats the usage, for which it loads `shutil`.
+    subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", prog="xtrain")
     for verb in verbs:
         module = import_module(f"{__package__}.{verb.replace('-', '_')}")
         of_verb = subparsers.add_parser(verb, help=module.HELP, description=module.DESCRIPTION, epilog=module.EPILOG)
@@ -205,4 +227,9 @@ def make_parser(verbs: tuple[str, ...] = VERBS) -> argparse.ArgumentParser:
 
 
 def entry() -> None:
-    sys.exit(main())
+    """Run the command line of this process, and end it."""
+    gc.disable()
+    code = main()
+    if not gc.isenabled():
+        gc.freeze()  # Python searches three times more as it ends
+    sys.exit(code)

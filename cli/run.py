@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=VIEWS,
         help="how to show the run: tui opens the dashboard (default: console on a terminal, else plain)",
     )
+    parser.add_argument("-v", "--verbose", action="store_true", help="show every set-up node and unknown amount")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if (status := drive(arguments)) is not None:
         return status
-    return start(lambda: _compiled(arguments), arguments.ui, placed=placed)
+    return start(lambda: _compiled(arguments), arguments.ui, placed=placed, verbose=arguments.verbose)
 
 
 def start(
@@ -64,6 +65,8 @@ def start(
     ui: str | None,
     opened: "Callable[[Path], None]" = lambda directory: None,
     placed: "Callable[[Plan], NodePlace | None]" = lambda plan: None,
+    *,
+    verbose: bool = False,
 ) -> int:
     """Train the plan of `compiled` on ranks started here, or as one rank of another launcher.
 
@@ -88,7 +91,7 @@ def start(
             return code
         if {"TORCHELASTIC_RUN_ID", OF_NODE} & os.environ.keys():
             die_with_launcher(os.getppid())
-        return lead(ready, ui, _print_notes) if is_first() else join()
+        return lead(ready, ui, _print_notes, verbose=verbose) if is_first() else join()
     if note := note_of_rank():
         print(f"note: {note}", file=sys.stderr, flush=True)
     found = ready()
@@ -98,7 +101,7 @@ def start(
         return _run_node(found.plan, place)
     if place is not None and place.index:
         return _run_follower(found.plan, place)
-    return _run_launcher(found, ui, opened, place)
+    return _run_launcher(found, ui, opened, place, verbose=verbose)
 
 
 def _compiled(arguments: argparse.Namespace) -> "Compiled":
@@ -239,7 +242,7 @@ def _run_follower(plan: "Plan", place: "NodePlace") -> int:
 
 
 def _run_launcher(
-    compiled: "Compiled", ui: str | None, opened: "Callable[[Path], None]", place: "NodePlace | None"
+    compiled: "Compiled", ui: str | None, opened: "Callable[[Path], None]", place: "NodePlace | None", *, verbose: bool
 ) -> int:
     """Run the launcher of this machine. place: its place if it is the first of several machines."""
     from xtrain.cli.following import Dashboard
@@ -273,8 +276,8 @@ def _run_launcher(
         _print_notes(workspace)
         opened(workspace.directory)
         if ui in ("console", "plain"):
-            print(render_summary(workspace.plan, said=tuple(compiled.diagnostics)), flush=True)
-        with Dashboard(workspace) if opens else Following(workspace, ui):
+            print(render_summary(workspace.plan, said=tuple(compiled.diagnostics), verbose=verbose), flush=True)
+        with Dashboard(workspace) if opens else Following(workspace, ui, verbose=verbose):
             code = RestartLoop(plan=plan, workspace=workspace, machines=machines).run()
     finally:
         machines.close(code)

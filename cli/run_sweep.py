@@ -11,9 +11,8 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from attrs import define
-
 from xtrain.cli.verb import Refused, counted, report
+from xtrain.lazy_attrs import define
 from xtrain.records.lines import Event, line_of
 from xtrain.records.sweep import (
     SweepEndEvent,

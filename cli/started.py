@@ -52,7 +52,9 @@ def is_first() -> bool:
     return os.environ["RANK"] == "0"
 
 
-def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[RunDirectory], None]") -> int:
+def lead(
+    compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[RunDirectory], None]", *, verbose: bool
+) -> int:
     """Run the first rank. compiled: returns the plan or raises Refused. notes: reports the state of an opened
     directory."""
     from xtrain.runtime.jobs.rendezvous import RendezvousHost
@@ -74,7 +76,7 @@ def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[R
         exit_process(code)
         return code
     notes(workspace)
-    return First(workspace, plan, host).run(ui)
+    return First(workspace, plan, host).run(ui, verbose=verbose)
 
 
 def join() -> int:
@@ -170,7 +172,7 @@ class First:
         self._following: Following | None = None
         self._ending = Lock()
 
-    def run(self, ui: str | None) -> int:
+    def run(self, ui: str | None, *, verbose: bool) -> int:
         from xtrain.runtime.jobs.rendezvous import CannotTakePart
         from xtrain.runtime.loop.worker import run_rank
         from xtrain.runtime.observe.stopping import answer_at_once
@@ -178,7 +180,7 @@ class First:
 
         directory = self._workspace.directory
         answer_at_once(self._stop)
-        self._following = Following(self._workspace, choose_ui(ui, sys.stdout))
+        self._following = Following(self._workspace, choose_ui(ui, sys.stdout), verbose=verbose)
         with self._following:
             try:
                 environment = {RESTART: os.environ[RESTART]}

@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-
 from xtrain.dsl.schema.actions import Action
 from xtrain.dsl.schema.cluster import Launcher
 from xtrain.dsl.schema.precision import Base
 from xtrain.dsl.schema.run import Tracker
+from xtrain.lazy_attrs import frozen
 
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec

@@ -6,10 +6,9 @@ from glob import iglob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attrs import frozen
-
 from xtrain.dsl.schema.data_components import Link, Source
 from xtrain.dsl.schema.setting import file_path, label
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.canonical import portable
 from xtrain.plan.findings import Findings, checks
 

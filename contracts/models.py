@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 
 from xtrain.blocks.adapted import AdaptedBlock, AdaptedMatrix
-from xtrain.blocks.block import BlockPiece
+from xtrain.blocks.block import BlockPiece, pre_norm
+from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
 from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
 from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.model import Model, ModelEnds
@@ -133,3 +134,17 @@ def layers_with_experts(arch: Architecture) -> list[bool]:
     """Return, for each layer of a family with the settings of `MixedTransformer`, whether its block has experts."""
     every, dense = arch.own.get("expert_every", 1), set(arch.own.get("dense_layers", ()))
     return [layer not in dense and (layer + 1) % every == 0 for layer in range(arch.layers)]
+
+
+def dense_then_experts(arch: Architecture, attention: BlockPiece) -> tuple[BlockPiece, ...]:
+    """Return the blocks of a family with the settings of `GroupedExpertTransformer`."""
+    own = arch.own
+    experts = ExpertsLayer(
+        "mlp",
+        groups=own["expert_groups"],
+        groups_per_token=own["groups_per_token"],
+        scale=own["expert_scale"],
+        choice_bias=True,
+    )
+    dense = pre_norm(attention, SwiGLULayer("mlp"))
+    return tuple(dense if layer < own["first_dense"] else pre_norm(attention, experts) for layer in range(arch.layers))

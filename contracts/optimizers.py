@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
-
 from xtrain.blocks.op_trace import CollectiveCall
 from xtrain.dsl.schema.optimizers import Optimizer
 from xtrain.dsl.schema.setting import Conflict
+from xtrain.lazy_attrs import frozen
 
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec

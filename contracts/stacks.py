@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.parallel import Stack
 from xtrain.dsl.schema.setting import Conflict
+from xtrain.lazy_attrs import frozen
 
 if TYPE_CHECKING:
     from xtrain.blocks.op_trace import CollectiveCall

@@ -7,10 +7,11 @@ were right; else each is tried alone and kept only if it helped. A result that i
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.checking.overrides import PATH
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
+from xtrain.lazy_attrs import frozen
 
 TRIALS: Final = 200  # fixes tried alone; beyond that, all are kept while they help
 PASSES: Final = 20  # most specs need two or three: a fixed name reveals mistakes of its value

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.checking.overrides import PATH, Overriding, override_source, read_overrides
 from xtrain.dsl.checking.structure import Structurer
@@ -14,6 +14,7 @@ from xtrain.dsl.evaluation.merge import resolve
 from xtrain.dsl.evaluation.statements import ReadStatements, read_spec
 from xtrain.dsl.schema.component import Registry
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 
 
 @frozen

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import Note, Span
 from xtrain.dsl.evaluation.values import Value
@@ -20,6 +20,7 @@ from xtrain.dsl.schema.policy import Reward, Rollout
 from xtrain.dsl.schema.precision import Precision
 from xtrain.dsl.schema.run import Alerts, Checkpoint, EvaluationBody, Experiment, Hook, Launch, Log, StepBody, Workspace
 from xtrain.dsl.schema.sweep import Sweep
+from xtrain.lazy_attrs import frozen
 
 
 @frozen

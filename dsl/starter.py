@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 from typing import Final
 
-from attrs import frozen
-
 from xtrain.dsl.diagnostics.suggest import closest
 from xtrain.dsl.syntax.tree import CONSTANTS
+from xtrain.lazy_attrs import frozen
 
 _FOLDER: Final = Path(__file__).with_name("starters")
 _ORDER: Final = ("quickstart", "curriculum", "ddp", "fsdp", "moe", "cluster")

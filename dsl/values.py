@@ -11,7 +11,9 @@ from functools import cache
 from hashlib import scrypt
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import field
+
+from xtrain.lazy_attrs import frozen
 
 # Spelling in a spec → (stored unit, stored units per one of it).
 UNITS: dict[str, tuple[str, int | float]] = {

@@ -7,14 +7,16 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import field
 
 from xtrain.dsl.autofix import apply_fixes
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, SourceText, Span
 from xtrain.dsl.evaluation.statements import LARGEST
 from xtrain.dsl.load import Loaded, load_spec
+from xtrain.dsl.schema.model import executing_nothing
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.syntax import tree as s
+from xtrain.lazy_attrs import define, frozen
 from xtrain.lsp.place import Scopes, Words
 from xtrain.plan.plan import Plan
 from xtrain.planner.load import check_from_spec, check_loaded, plan_from_loaded
@@ -38,8 +40,9 @@ class Analysis:
     @classmethod
     def of(cls, root: str, texts: Mapping[str, str]) -> "Analysis":
         """Load and check the spec at `root`. texts: path → text of open files."""
-        loaded = load_spec(root, (), texts)
-        return cls(root, loaded, check_loaded(loaded))
+        with executing_nothing():
+            loaded = load_spec(root, (), texts)
+            return cls(root, loaded, check_loaded(loaded))
 
     @property
     def spec(self) -> Spec | None:
@@ -67,7 +70,8 @@ class Analysis:
         """Return the plan; None for a spec with errors. The first call takes some tens of milliseconds."""
         with self._planning:
             if not self._plan:
-                compiled = None if self.diagnostics.has_errors else plan_from_loaded(self.loaded)
+                with executing_nothing():
+                    compiled = None if self.diagnostics.has_errors else plan_from_loaded(self.loaded)
                 self._plan.append(compiled.plan if compiled is not None else None)
             return self._plan[0]
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, get_args, get_origin
 
 import attrs
-from attrs import frozen
 
 from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import Tick
@@ -16,6 +15,7 @@ from xtrain.dsl.spec_text import is_plain
 from xtrain.dsl.syntax.tree import Token
 from xtrain.dsl.user_parts.kinds import PART_KINDS
 from xtrain.dsl.values import UNITS, Dimension, Metric, Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.lsp.analysis import Analysis
 from xtrain.lsp.place import (
     WORDS,

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Final
 
-from attrs import frozen
-
 from xtrain.dsl.diagnostics.diagnostic import Span
 from xtrain.dsl.evaluation.evaluate import FUNCTIONS, Definition
 from xtrain.dsl.evaluation.values import Value, quantity_text
@@ -14,6 +12,7 @@ from xtrain.dsl.schema.component import registry_of
 from xtrain.dsl.spec_text import value_text
 from xtrain.dsl.syntax.tree import CONSTANTS, STATEMENTS, Token
 from xtrain.dsl.values import Quantity, hidden
+from xtrain.lazy_attrs import frozen
 from xtrain.lsp.analysis import Analysis
 from xtrain.lsp.names import Occurrence, occurrence_at
 from xtrain.lsp.place import (

@@ -5,7 +5,6 @@ from contextlib import suppress
 from typing import Any, Final, Literal
 
 import attrs
-from attrs import frozen
 
 from xtrain.dsl.diagnostics.diagnostic import Span
 from xtrain.dsl.evaluation.evaluate import FUNCTIONS, Definition, Names
@@ -18,6 +17,7 @@ from xtrain.dsl.syntax.lexer import UNIT_WORDS
 from xtrain.dsl.syntax.tree import CONSTANTS, STATEMENTS, Token
 from xtrain.dsl.user_parts.reader import Declared
 from xtrain.dsl.values import Metric
+from xtrain.lazy_attrs import frozen
 from xtrain.lsp.analysis import Analysis
 from xtrain.lsp.place import WORDS, Place, label_is_dataset, places, takes_datasets
 

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any, Literal, get_args
 
 import attrs
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.checking.user_parts import DeclaredParts
 from xtrain.dsl.diagnostics.codes import CODES
@@ -21,6 +21,7 @@ from xtrain.dsl.syntax.layout import layout_tokens
 from xtrain.dsl.syntax.lexer import tokenize
 from xtrain.dsl.syntax.tree import CLOSERS, OPENERS, SEPARATORS, Token
 from xtrain.dsl.user_parts.kinds import PART_KINDS
+from xtrain.lazy_attrs import frozen
 
 BracketKind = Literal["block", "map", "call", "list"]
 _ENDS_MAP_OR_BLOCK = ("block", "map")

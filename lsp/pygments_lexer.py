@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, Final
 
-from attrs import frozen
 from pygments.lexer import RegexLexer, bygroups
 from pygments.token import String, Whitespace, string_to_tokentype
 
@@ -19,6 +18,7 @@ from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.data_components import LINKS, SOURCES
 from xtrain.dsl.syntax.lexer import MULTIPLIERS, UNIT_WORDS
 from xtrain.dsl.syntax.tree import CONSTANTS, STATEMENTS
+from xtrain.lazy_attrs import frozen
 
 _QUANTITY: Final = (
     ("constant.numeric", "", "keyword.other.unit"),

@@ -10,7 +10,7 @@ from math import ceil
 from pathlib import PurePath
 from typing import Any, Literal
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.schema.actions import ENDINGS, LIMITS, Action, EventName, OnEvent
 from xtrain.dsl.schema.data import Dataset, Weight
@@ -18,6 +18,7 @@ from xtrain.dsl.schema.data import Phase as PhaseSpec
 from xtrain.dsl.schema.run import Launch
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.arithmetic import Arithmetic, exact
 from xtrain.plan.canonical import plain_sum, portable
 from xtrain.plan.findings import Findings, checks

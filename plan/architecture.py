@@ -9,12 +9,13 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal, Protocol, cast
 
 import attrs
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.schema.adapters import Adapter, adapter_of
 from xtrain.dsl.schema.losses import HeadKind
 from xtrain.dsl.schema.model import FAMILIES, ModelEnds
 from xtrain.dsl.schema.model_config import HARMLESS_TO_CODE, Rope, is_metadata
+from xtrain.lazy_attrs import frozen
 
 EMBEDDING: Final = "embed_tokens"
 HEAD: Final = "lm_head"
@@ -186,6 +187,9 @@ class Architecture:
     def title(self) -> str:
         """Family name; a user's family with its module and line, and transformers' code with its class and version."""
         if (code := self.own.get("code")) is not None:
+            if (place := code.get("remote")) is not None:
+                where = place.get("folder") or place["repo"]
+                return f"{code['class']} of the modeling files {code['digest']} of {where}"
             return f"{code['class']} of transformers {code['versions']['transformers']}"
         user = self.own.get("user")
         return self.family if user is None else f"{self.family} of {user['module']}:{user['line']}"
@@ -202,12 +206,13 @@ class Architecture:
     def identity(self) -> dict[str, Any]:
         """Return what decides the parameters and the computation, as JSON: of a model of transformers' code its class
         and config, without keys that describe the file."""
-        content = self.to_json()
+        content = {name: value for name, value in self.to_json().items() if name != "mixers"}
         if (code := self.own.get("code")) is None:
             return content
         config = {name: value for name, value in code["config"].items() if not is_metadata(name, HARMLESS_TO_CODE)}
         sizes = dict.fromkeys(("experts", "experts_per_token", "expert_ffn"), 0)  # they follow from the config
-        return {**content, **sizes, "code": {"class": code["class"], **config}}
+        files = {"digest": code["digest"]} if "remote" in code else {}
+        return {**content, **sizes, "code": {"class": code["class"], **files, **config}}
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Architecture":
@@ -239,6 +244,8 @@ class BlockLayer(Protocol):
     reads: ClassVar[tuple[str, ...]]
     adapts: ClassVar[bool]
     attends: ClassVar[bool]
+    mixes: ClassVar[bool]
+    keeps_state: ClassVar[bool]
     window: ClassVar[int | None]
 
     @property
@@ -249,7 +256,9 @@ class BlockLayer(Protocol):
     def words(self, arch: Architecture) -> tuple[str, ...]: ...
     def pair_flops(self, arch: Architecture) -> int: ...
     def shares_experts(self, arch: Architecture) -> bool: ...
-    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int: ...
+    def position_flops(self, arch: Architecture) -> int: ...
+    def spread_heads(self, arch: Architecture) -> int: ...
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int: ...
 
 
 class FamilyBlock(Protocol):
@@ -324,7 +333,7 @@ class ParameterSpec:
         return product
 
 
-Initial = Literal["normal", "residual", "ones", "zeros"]
+Initial = Literal["normal", "residual", "ones", "zeros", "log_uniform"]
 Partial = Literal["never", "by_position", "always"]
 
 
@@ -333,13 +342,14 @@ class BlockParameter:
     """Parameter of a block.
 
     name: inside the block. initial: its first values; `residual`: normal, scaled down, for matrices whose output is
-    added to the residual stream. cut: by output features (column) or by input features (row) under tensor parallelism;
-    None: every rank holds all of it. partial: when a rank has only a summand of the gradient of an uncut parameter:
-    never, by position (tensor parallelism cuts the sequence, so the rank used it on its own positions), or always.
-    router: its products choose experts. adapter: for an adapter's parameter, the matrix that it is added to; the
-    adapter sets its first values. heads: number of attention heads that have a matrix of it each, side by side along
-    the cut features. task, begun, multiplied: as in `ParameterSpec`. linear: a matrix of it belongs to a module whose
-    product can have an adapter and codes. turned: a stack of experts is stored as [E, outputs, inputs].
+    added to the residual stream; `log_uniform`: logarithms of numbers from 0.01 to 16. cut: by output features (column)
+    or by input features (row) under tensor parallelism; None: every rank holds all of it. partial: when a rank has only
+    a summand of the gradient of an uncut parameter: never, by position (tensor parallelism cuts the sequence, so the
+    rank used it on its own positions), or always. router: its products choose experts. adapter: for an adapter's
+    parameter, the matrix that it is added to; the adapter sets its first values. heads: number of attention heads that
+    have a matrix of it each, side by side along the cut features. task, begun, multiplied: as in `ParameterSpec`.
+    linear: a matrix of it belongs to a module whose product can have an adapter and codes. turned: a stack of experts
+    is stored as [E, outputs, inputs].
     """
 
     name: str

@@ -5,11 +5,12 @@ from fractions import Fraction
 from functools import cached_property
 from math import ceil, floor
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.plan import Mesh, Plan, PlanPhase
 from xtrain.plan.step_sizes import MixtureSampler, StepSizes

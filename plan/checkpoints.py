@@ -10,12 +10,13 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.schema.adapters import ADAPTERS
 from xtrain.dsl.schema.model import FAMILIES, Model, Resuming
 from xtrain.dsl.schema.precision import base_of
 from xtrain.dsl.schema.setting import resuming_of
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, ParameterSpec, buffers, parameters
 from xtrain.plan.groups import ParameterGroups
 from xtrain.plan.mesh import base_of_plan

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data import Dataset, is_template_text
 from xtrain.dsl.schema.data_components import (
@@ -22,6 +20,7 @@ from xtrain.dsl.schema.data_components import (
 from xtrain.dsl.schema.losses import Loss
 from xtrain.dsl.schema.setting import AUTO
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.canonical import portable
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.plan import Node, Plan
@@ -45,10 +44,12 @@ def own_modules(plan: Plan) -> dict[str, str]:
 
 
 def code_of(plan: Plan) -> tuple[str, ...]:
-    """Return the user's code that a plan runs, for display: modules and shell commands, without components of installed
-    packages."""
+    """Return the user's code that a plan runs, for display: modules, modeling files and shell commands, without
+    components of installed packages."""
     commands = (node.args["command"] for node in plan.nodes if isinstance(node.args.get("command"), str))
-    return (*own_modules(plan), *(f"`{command}`" for command in dict.fromkeys(commands)))
+    place = plan.architecture.own.get("code", {}).get("remote")
+    files = () if place is None else (f"modeling files of {place.get('folder') or place['repo']}",)
+    return (*own_modules(plan), *files, *(f"`{command}`" for command in dict.fromkeys(commands)))
 
 
 def call_text(call: Mapping[str, Any]) -> str:

@@ -3,8 +3,7 @@
 from functools import cached_property
 from typing import Literal
 
-from attrs import define, frozen
-
+from xtrain.lazy_attrs import define, frozen
 from xtrain.plan.architecture import ParameterSpec, pairs_within
 
 TrafficOp = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "recv"]

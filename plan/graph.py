@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from attrs import define, field, frozen
+from attrs import field
 
 from xtrain.dsl.schema.actions import ENDINGS, EventName
 from xtrain.dsl.schema.adapters import TaskAdapters
@@ -15,6 +15,7 @@ from xtrain.dsl.schema.run import OP
 from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, resuming_of, setting, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import define, frozen
 from xtrain.plan.plan import Edge, Node, NodeKind, Plan
 
 if TYPE_CHECKING:

@@ -5,12 +5,13 @@ from functools import cached_property
 from math import prod
 from typing import Any, Final
 
-from attrs import define, evolve, field
+from attrs import evolve, field
 
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
 from xtrain.dsl.schema.optimizers import OPTIMIZERS, Optimizer, ParameterGroup, StateTensor
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import define
 from xtrain.plan.amounts import amounts, trainable
 from xtrain.plan.architecture import Architecture, parameters, task_in
 from xtrain.plan.findings import Findings, checks

@@ -16,12 +16,13 @@ from fractions import Fraction
 from math import ceil
 from typing import Any, ClassVar, Literal
 
-from attrs import evolve, fields_dict, frozen
+from attrs import evolve, fields_dict
 
 from xtrain.dsl.schema.optimizers import SCHEDULERS, Curve, Rate, Scheduler
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.arithmetic import Arithmetic, exact, length_of
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.plan import PlanPhase

@@ -14,11 +14,12 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Final
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.schema.parallel import Parallel
 from xtrain.dsl.schema.precision import Base, base_of
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec, expert_widths
 from xtrain.plan.pipeline import Pipeline, by_coordinate
 from xtrain.plan.plan import Axis, Mesh, Plan

@@ -8,11 +8,12 @@ from functools import lru_cache
 from math import prod
 from typing import Final
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.precision import MULTIPLE, Base, Fp8
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import (
     EMBEDDING,
     HEAD,
@@ -117,6 +118,13 @@ def training_work(architecture: Architecture, less: BackwardLess) -> Work:
     """Return the FLOPs without recomputation (2 per weight in the forward, 4 in the backward where needed); see
     `estimates.SOURCES`."""
     position = 6 * matmul_parameters(architecture) - sum(less.blocks.values()) - less.head
+    position += sum(
+        (1 if layer in less.attention else 3) * mixer.position_flops(architecture)
+        for kind in architecture.kinds
+        for mixer in kind.block.layers()
+        if mixer.attends
+        for layer in kind.layers
+    )
     pair = sum(
         (1 if layer in less.attention else 3) * attention.pair_flops(architecture)
         for kind in architecture.kinds

@@ -11,10 +11,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.checking.config_json import STRICT
 from xtrain.dsl.diagnostics.diagnostic import Remediable
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import HEAD, Architecture, BlockParameter, ParameterSpec, parameters
 from xtrain.plan.parameters import all_matrices, name_of
 from xtrain.plan.weight_files import (

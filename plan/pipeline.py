@@ -18,8 +18,9 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Literal
 
-from attrs import field, frozen
+from attrs import field
 
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import EMBEDDING, Architecture, ParameterSpec, name_in_block
 
 SINGLE = ("gpipe", "1f1b")  # one stage per rank

@@ -7,8 +7,9 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
-from attrs import field, frozen
+from attrs import field
 
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.estimates import Estimates, Hardware, Memory, Parameters, Traffic
 from xtrain.text.units import amount_in_epochs, plural, seconds_text

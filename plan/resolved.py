@@ -5,7 +5,7 @@ from functools import cached_property
 from math import ceil, prod
 from typing import Any, Protocol, cast
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from xtrain.dsl.schema.data_components import row_link
 from xtrain.dsl.schema.optimizers import Optimizer, StateTensor
@@ -13,6 +13,7 @@ from xtrain.dsl.schema.parallel import Activation, Parallel, Stack
 from xtrain.dsl.schema.precision import Fp8, Precision
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import EMBEDDING, Architecture, LayerKind, ParameterSpec, name_in_block
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.estimates import Parameters

@@ -60,7 +60,7 @@ def signed(plan: Plan, sets: Sequence[str], world: int | None) -> Plan:
 def source_fingerprint(package: Path = PACKAGE) -> str:
     """Return 16 hex digits over the names and contents of xtrain's source files in ROOMS (4 ms)."""
     digest = blake2b(digest_size=8)
-    files = (path for room in ROOMS for path in (package / room).rglob("*") if path.suffix in (".py", ".lark"))
+    files = (path for room in ROOMS for path in (package / room).rglob("*") if path.suffix in (".py", ".lark", ".json"))
     for path in sorted(files):
         for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
             digest.update(len(part).to_bytes(8, "little") + part)

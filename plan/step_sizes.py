@@ -18,7 +18,9 @@ from itertools import accumulate, pairwise
 from math import ceil, floor, gcd, isqrt, lcm
 from typing import Any, Final
 
-from attrs import Factory, field, frozen
+from attrs import Factory, field
+
+from xtrain.lazy_attrs import frozen
 
 TURN: Final = 1 << 64
 # Near 2⁶⁴ divided by the golden ratio: odd, and no partial quotient of STRIDE / TURN is above 4.

@@ -11,11 +11,12 @@ from heapq import heapify, heapreplace
 from math import lcm
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.schema.actions import action_of
 from xtrain.dsl.schema.optimizers import SCHEDULERS
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.amounts import in_epochs, tokens_of, weights
 from xtrain.plan.arithmetic import Arithmetic, arithmetic_of, counted, exact, rows_of_epoch
 from xtrain.plan.plan import Node, Plan, PlanPhase, PlanTick, StepStretch, Timeline, Uncounted

@@ -6,7 +6,7 @@ others.
 
 from typing import Any, Final, Literal, get_args
 
-from attrs import NOTHING, Factory, frozen
+from attrs import NOTHING, Factory
 
 from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.blocks import label_of
@@ -15,6 +15,7 @@ from xtrain.dsl.schema.component import Component, UserComponent, members_of
 from xtrain.dsl.schema.data_components import Link, Source
 from xtrain.dsl.schema.setting import Auto, Role, settings_of
 from xtrain.dsl.spec_text import value_text
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.estimates import RankClass
 from xtrain.plan.plan import Plan, Provenance
 from xtrain.text.units import bytes_text

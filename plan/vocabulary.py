@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from attrs import define
-
+from xtrain.lazy_attrs import define
 from xtrain.plan.data import TokenizerMissing, TokenizerUnreadable
 
 CONFIG: Final = "tokenizer_config.json"

@@ -16,11 +16,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, cast
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.checking.config_json import STRICT
 from xtrain.dsl.diagnostics.diagnostic import Remediable
 from xtrain.dsl.schema.model import FAMILIES
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import EMBEDDING, HEAD, SCORE, Architecture, ParameterSpec
 
 SINGLE: Final = "model.safetensors"

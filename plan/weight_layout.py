@@ -6,11 +6,12 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.schema.model import FAMILIES
-from xtrain.dsl.schema.model_config import CONTEXT, ROPE_KEYS, ConfigKey, ModelConfig, Rope
+from xtrain.dsl.schema.model_config import CONTEXT, PARTIAL, ROPE_KEYS, ConfigKey, ModelConfig, Rope
 from xtrain.dsl.schema.setting import settings_of
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, ParameterSpec, buffers, parameters
 from xtrain.plan.weight_files import (
     EMBEDDING_WEIGHT,
@@ -247,12 +248,18 @@ def not_written(arch: Architecture) -> tuple[str, str] | None:
         return ADAPTER_ALONE
     family = None if "user" in arch.own else FAMILIES.get(arch.family)
     stored = known_names(arch)
-    if "code" in arch.own:
-        return None
+    if (code := arch.own.get("code")) is not None:
+        if arch.has_logits or code["rewards"]:
+            return None
+        message = f"transformers has no class that gives one reward with the tensors of a {code['class']}"
+        return message, "export a reward model of another type"
     if family is None or family.config is None or stored is None:
         known = ", ".join(name for name, each in FAMILIES.items() if each.config is not None)
         message = f"transformers has no model of the family {arch.family}"
         return message, f"families that it has: {known}"
+    if arch.head == "reward" and not family.config.classifier:
+        message = f"transformers has no {family.config.model_type} with a reward head"
+        return message, "keep the checkpoint, or train a reward model of another family"
     for setting, value in family.config.constant.items():
         if (ours := _value(arch, setting)) != value:
             message = f"`{setting}` is {json.dumps(ours)}, and in a {family.config.model_type} of transformers it is "
@@ -285,7 +292,8 @@ def _rewards(arch: Architecture, values: ConfigValues, pad: int | None = None) -
     if pad in (None, values.end):
         pad = values.begin if values.begin != values.end else None
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    return {"architectures": [_config(arch).classifier], **labels, "pad_token_id": pad}
+    classifier = arch.own["code"]["rewards"] if "code" in arch.own else _config(arch).classifier
+    return {"architectures": [classifier], **labels, "pad_token_id": pad}
 
 
 def _further(arch: Architecture) -> dict[str, Any]:
@@ -341,7 +349,8 @@ def changed_config(
         found = {name: value for name, value in found.items() if name not in ROPE} | _rope(arch)
         # Some transformers classes scale positions only of heads whose width is written.
         width = (key for key in _config(arch).keys if key.setting == "head_dim" and config.get(key.name) is None)
-        found |= {name: value for key in width for name, value in _written(arch, key, key.name).items()}
+        share = (key for key in _config(arch).keys if key.name == PARTIAL)
+        found |= {name: value for key in (*width, *share) for name, value in _written(arch, key, key.name).items()}
     context, needed = config.get(CONTEXT), _context(arch, values.context)
     if arch.rope.scaling == "dynamic" or (isinstance(context, int) and context < needed):
         found[CONTEXT] = needed
@@ -360,6 +369,7 @@ def _code_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
     config |= {
         "architectures": [code["whole"] or code["class"]],
         "dtype" if "dtype" in config else "torch_dtype": DTYPES[values.format],
+        **_rewards(arch, values, config.get("pad_token_id")),
     }
     return with_tokens(config, values.begin, [values.end])
 
@@ -425,15 +435,28 @@ def _config(arch: Architecture) -> ModelConfig:
 def _rope(arch: Architecture) -> dict[str, Any]:
     scaled, config = dict(arch.rope.resolved()), _config(arch)
     local = config.local_rope
+    if local is not None and not local.key:
+        kinds = {local.full: _scaled(arch, scaled), local.local: {"rope_type": "default"}}
+        bases = arch.rope_theta, _value(arch, local.setting)
+        return {
+            "rope_parameters": {
+                kind: {**kinds[kind], "rope_theta": base} for kind, base in zip(kinds, bases, strict=True)
+            }
+        }
     bases = {"rope_theta": arch.rope_theta} | ({local.key: _value(arch, local.setting)} if local is not None else {})
     if not scaled:  # some transformers classes do so only if told
         return {**bases, "rope_scaling": {"rope_type": "default"} if config.rope else None}
-    kind = scaled.pop("scaling")
+    return {**bases, "rope_scaling": _scaled(arch, scaled)}
+
+
+def _scaled(arch: Architecture, scaled: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of scaled positions. scaled: as `Rope.resolved` gives it."""
+    kind = scaled.pop("scaling", "default")
     if kind == "dynamic":  # its `original` is the context
         scaled.pop("original")
     found = {"rope_type": kind, **{ROPE_KEYS[name]: value for name, value in scaled.items()}}
-    found |= {key.name: value for key in _config(arch).rope_keys if (value := _value(arch, key.setting)) != key.default}
-    return {**bases, "rope_scaling": found}
+    more = {key.name: value for key in _config(arch).rope_keys if (value := _value(arch, key.setting)) != key.default}
+    return found | more
 
 
 def _scaling(means: Mapping[str, Any]) -> dict[str, Any]:

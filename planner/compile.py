@@ -4,11 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, shows_color
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.amounts import trained_on
 from xtrain.plan.arithmetic import Counts
 from xtrain.plan.canonical import fingerprint, portable

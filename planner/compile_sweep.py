@@ -5,13 +5,14 @@ from hashlib import blake2b
 from itertools import product
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Note
 from xtrain.dsl.load import Loaded, load_spec
 from xtrain.dsl.schema.sweep import Halving, Method, Point, Sweep
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Dimension
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.canonical import fingerprint
 from xtrain.plan.findings import Findings, origin_of
 from xtrain.plan.plan import Plan

@@ -61,15 +61,13 @@ def config_of(resolved: Resolved) -> dict[str, Any]:
     }
     beginning = {k: portable(v) for k, v in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))) if v}
     known = {"weights": resolved.weights, "reference": reference_files(spec)}
-    weights = {name: _weights(files, resolved) for name, files in known.items() if files is not None}
+    weights = {name: _weights(files) for name, files in known.items() if files is not None}
     return whole_numbers({**content, **({"checkpoint": beginning} if beginning else {}), **weights})
 
 
-def _weights(files: WeightFiles, resolved: Resolved) -> str:
-    """Return the digest of a folder's weights: of a model of transformers' code without `config.json`, of which
-    `Architecture.identity` has all keys that matter."""
-    if "code" not in resolved.architecture.own:
-        return files.digest
+def _weights(files: WeightFiles) -> str:
+    """Return the digest of a folder's weights without `config.json`, of which `Architecture.identity` has all that
+    matters."""
     return fingerprint({name: [each.format, list(each.shape)] for name, each in files.tensors.items()})
 
 
@@ -82,13 +80,13 @@ def _config_of_server(resolved: Resolved) -> dict[str, Any]:
     content = {
         "name": spec.experiment.name,
         "experiment": experiment_settings(spec.experiment),
-        "model": resolved.architecture.base.to_json(),
+        "model": resolved.architecture.base.identity,
         **({"adapter": tasks[0].to_json()} if tasks else {}),
         "tokenizer": tokenizer_kind(spec.tokenizer.source).place(spec.tokenizer.source),
         "serve": experiment_settings(spec.serve),
         "precision": _precision(resolved),
     }
-    return whole_numbers({**content, **({"weights": resolved.weights.digest} if resolved.weights is not None else {})})
+    return whole_numbers({**content, **({"weights": _weights(resolved.weights)} if resolved.weights else {})})
 
 
 def _precision(resolved: Resolved) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 import cattrs
-from attrs import asdict, frozen
+from attrs import asdict
 from cattrs.errors import BaseValidationError
 
+from xtrain.lazy_attrs import frozen
 from xtrain.regular_files import read_json
 
 NAMES: Final = ("E", "A", "B", "alpha", "beta")

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from attrs import define, field
+from attrs import field
 
+from xtrain.lazy_attrs import define
 from xtrain.records.lines import Event, doc, event_types, objects_since, read
 
 SWEEP_FILE: Final = "sweep.jsonl"

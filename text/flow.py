@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from itertools import groupby
 
-from attrs import frozen
-
+from xtrain.lazy_attrs import frozen
 from xtrain.text.page import Page
 from xtrain.text.units import WIDTH
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import Final
 
-from attrs import frozen
-
+from xtrain.lazy_attrs import frozen
 from xtrain.text.units import WIDTH
 
 LONGEST = 119  # lines of a page by default

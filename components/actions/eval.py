@@ -1,17 +1,18 @@
 """`eval DATASET { … }`: losses on held-out documents, or accuracy on multiple-choice questions."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, cadence_setting
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace, averaged_weights
-from xtrain.plan.resolved import Resolved
 from xtrain.text.units import flops_text, plural
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()
@@ -67,7 +68,7 @@ class Eval(PlannedAction):
         added=True,
     )
 
-    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         averaged, of = averaged_weights(resolved)
         from xtrain.plan.groups import task_of
         from xtrain.planner.data.training import is_measured

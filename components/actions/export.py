@@ -2,14 +2,13 @@
 
 from typing import Any, ClassVar, Final, Literal
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_SAVE
 from xtrain.dsl.schema.precision import Base
 from xtrain.dsl.schema.setting import at_least, cadence_setting, file_path
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, parameters
 from xtrain.plan.canonical import portable
 from xtrain.plan.graph import ActionNode, ActionPlace

@@ -1,8 +1,6 @@
 """`generate { prompts = […] }`: generated texts."""
 
-from typing import ClassVar, Final
-
-from attrs import frozen
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
@@ -19,12 +17,15 @@ from xtrain.dsl.schema.setting import (
     some_text,
 )
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import NO_TEXTS, Architecture
 from xtrain.plan.canonical import portable
 from xtrain.plan.data import reads
 from xtrain.plan.graph import ActionNode, ActionPlace, averaged_weights
-from xtrain.plan.resolved import Resolved
-from xtrain.text.units import bytes_text, plural
+from xtrain.text.units import plural
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 # Cache positions for the text that a chat template adds around messages. A longer template enlarges the cache.
 WRITTEN_BY_TEMPLATE: Final = 256
@@ -97,7 +98,7 @@ class Generate(PlannedAction):
         unfit = unfit_task(arch, self.task)
         return {} if unfit is None else {"task" if self.task else "": ("X440", *unfit)}
 
-    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         averaged, of = averaged_weights(resolved)
         of += f" with the adapter of task {self.task}" if self.task else ""
         args = {
@@ -122,11 +123,12 @@ class Generate(PlannedAction):
             "task": self.task,
         }
         args |= {name: value for name, value in given.items() if value}
-        cache = bytes_text(self._cache(resolved))
-        does = f"continue {plural(len(self.prompts), 'prompt')}{turns} by {self.tokens} tokens{of}"
-        return ActionNode("tick.generate", args, f"{does}; key-value cache: {cache} a rank")
+        from xtrain.planner.derive.further_models import cache_text
 
-    def _positions(self, resolved: Resolved) -> int:
+        does = f"continue {plural(len(self.prompts), 'prompt')}{turns} by {self.tokens} tokens{of}"
+        return ActionNode("tick.generate", args, f"{does}; {cache_text(resolved, self._cache(resolved))}")
+
+    def _positions(self, resolved: "Resolved") -> int:
         """Return the cache positions for each prompt. A tokenizer produces at most one token per byte, plus bos; the
         last added token is not read again. The model's context may be shorter."""
         written = WRITTEN_BY_TEMPLATE + len(self.system.encode()) if self.chat is not None else 0
@@ -134,13 +136,13 @@ class Generate(PlannedAction):
         limit = resolved.architecture.rope.limit
         return wanted if limit is None else min(wanted, limit)
 
-    def _cache(self, resolved: Resolved) -> int:
+    def _cache(self, resolved: "Resolved") -> int:
         """Return the bytes of the keys and values of all prompts on a rank."""
         from xtrain.planner.derive.further_models import cache_bytes
 
         return cache_bytes(resolved, len(self.prompts), self._positions(resolved))
 
-    def allocates(self, resolved: Resolved, states: int) -> int:
+    def allocates(self, resolved: "Resolved", states: int) -> int:
         return self._cache(resolved)
 
     def template(self, spec: Spec) -> str | None:

@@ -1,17 +1,18 @@
 """`health { limit = 60 s }`: check that all ranks respond, and how fast."""
 
-from typing import ClassVar
-
-from attrs import frozen
+from typing import TYPE_CHECKING, ClassVar
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.setting import execution_setting, positive
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace
-from xtrain.plan.resolved import Resolved
 from xtrain.text.units import seconds_text
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()
@@ -29,7 +30,7 @@ class Health(PlannedAction):
         check=positive,
     )
 
-    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         seconds = self.limit.value
         does = f"timed all-reduce over all ranks; name the ranks that do not join within {seconds_text(seconds)}"
         return ActionNode("tick.health", {"limit_seconds": seconds}, does)

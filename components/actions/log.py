@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING, ClassVar
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_LOG
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ loss.
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.components.actions.skip import Skip
 from xtrain.components.schedules.exponential import Exponential
@@ -19,8 +19,11 @@ from xtrain.dsl.schema.optimizers import ParameterGroup
 from xtrain.dsl.schema.setting import at_least, proper_fraction, setting
 from xtrain.dsl.spec import Origin, Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace
-from xtrain.plan.resolved import Resolved
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 # Initial points excluded from the search for the steepest descent: their average has few losses.
 SKIPPED_SHARE = 0.1
@@ -52,7 +55,7 @@ class LrSweep(PlannedAction):
     )
     smoothing: float = setting("decay of the running average of the loss per step", default=0.9, check=proper_fraction)
 
-    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         does = (
             f"record loss and learning rate; stop if the loss, smoothed by {self.smoothing:g}, is not finite or above "
             f"{self.times:g} times its minimum; at the end write lr_sweep.json with the steepest descent and minimum/10"

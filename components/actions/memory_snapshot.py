@@ -1,16 +1,17 @@
 """`memory_snapshot`: a snapshot of a rank's memory."""
 
-from typing import ClassVar, Literal
-
-from attrs import frozen
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.setting import AUTO, Auto, between, cadence_setting
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace, RecordedRanks, ranks_setting
-from xtrain.plan.resolved import Resolved
 from xtrain.text.units import plural
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()
@@ -29,7 +30,7 @@ class MemorySnapshot(PlannedAction):
         example="2",
     )
 
-    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         """Return the plan node. At the end of a run there are no following steps to record."""
         recorded, history = RecordedRanks.of(self.ranks, resolved), 0 if place.ends else self.length(resolved.spec)
         watched = f", after {plural(history, 'step')} of recorded GPU allocations" if history else ""

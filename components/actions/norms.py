@@ -1,17 +1,18 @@
 """`norms { … }`: norms of parameters, gradients and updates by group."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.setting import cadence_setting
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace, StepNode
-from xtrain.plan.resolved import Resolved
 from xtrain.text.units import plural
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 Group = Literal["layer", "module", "parameter", "model"]
 Measured = Literal["parameters", "gradients", "updates"]
@@ -55,19 +56,19 @@ class Norms(PlannedAction):
     def reads_gradients(self) -> bool:
         return "gradients" in self.of
 
-    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         of = [each for each in self.of if each != "updates" or not place.event]
         count = len({group_of(tensor.name, self.by) for tensor in resolved.inventory.tensors} | {WHOLE})
         does = f"norms of {' and '.join(of) or 'nothing'} by {self.by}, {plural(count, 'group')}, with one all-reduce"
         return ActionNode("tick.norms", {"by": self.by, "of": of}, does)
 
     @classmethod
-    def in_step(cls, ticks: Sequence[Action], resolved: Resolved) -> Iterator[StepNode]:
+    def in_step(cls, ticks: Sequence[Action], resolved: "Resolved") -> Iterator[StepNode]:
         if any(isinstance(action, cls) and "updates" in action.of for action in ticks):
             does = "in steps with norms of updates: copy the parameters of a rank before the optimizer changes them"
             yield StepNode("step.optimizer", "step.norms", {}, does)
 
-    def allocates(self, resolved: Resolved, states: int) -> int:
+    def allocates(self, resolved: "Resolved", states: int) -> int:
         """Return the size of the parameters' copy."""
         return states if "updates" in self.of else 0
 

@@ -1,14 +1,15 @@
 """`notify("COMMAND")`: notification by a user's command."""
 
-from typing import ClassVar, Final
-
-from attrs import frozen
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace
-from xtrain.plan.resolved import Resolved
 from xtrain.text.units import seconds_text
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 # Time limit of a command in seconds.
 LIMIT: Final = 30.0
@@ -31,7 +32,7 @@ class Notify(PlannedAction):
 
     command: str
 
-    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         command = str(self.command)
         short = command if len(command) <= 40 else f"{command[:39]}…"
         does = " ".join(f"run `{short}` during training, for at most {seconds_text(LIMIT)}".split())

@@ -1,17 +1,18 @@
 """`profile { active = 3 }`: time of each operation in a step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.setting import Auto, between, cadence_setting, not_negative
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace, RecordedRanks, ranks_setting
-from xtrain.plan.resolved import Resolved
 from xtrain.text.units import plural
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()
@@ -36,7 +37,7 @@ class ProfileAction(PlannedAction):
     )
     memory: bool = cadence_setting("also record allocations and frees", default=False)
 
-    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         """Return the plan node. A profile requested from outside gets its number of steps with the request."""
         recorded = RecordedRanks.of(self.ranks, resolved)
         args = {"ranks": recorded.ranks, "shapes": self.shapes, "stacks": self.stacks, "memory": self.memory}

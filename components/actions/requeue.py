@@ -1,14 +1,15 @@
 """`requeue`: put the job back into Slurm's queue."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Final
-
-from attrs import frozen
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, ENDINGS, Action
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace
-from xtrain.plan.resolved import Resolved
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 USUAL: Final = "on sigusr1 checkpoint then requeue then stop"
 
@@ -21,7 +22,7 @@ class Requeue(PlannedAction):
     kind: ClassVar[str] = "requeue"
     example = "on sigusr1 {} then stop"
 
-    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         return ActionNode("event.requeue", {}, "ask Slurm to restart the job; warn without Slurm")
 
     def misplaced(self, event: str, following: Sequence[Action]) -> tuple[str, str] | None:

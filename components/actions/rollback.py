@@ -1,15 +1,16 @@
 """`rollback { times = 3 }`: return to a checkpoint and skip the data on which the run failed."""
 
-from typing import ClassVar
-
-from attrs import frozen
+from typing import TYPE_CHECKING, ClassVar
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.setting import at_least, execution_setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace
-from xtrain.plan.resolved import Resolved
 from xtrain.text.units import plural
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()
@@ -28,7 +29,7 @@ class Rollback(PlannedAction):
         "maximum number of rollbacks of a run, after which the run fails", default=3, check=at_least(1)
     )
 
-    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         often = f"at most {plural(self.times, 'time')}"
         does = f"go back to the last good checkpoint and continue with the data after the failure, {often}"
         return ActionNode("event.rollback", {"times": self.times}, does)

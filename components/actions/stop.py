@@ -2,10 +2,9 @@
 
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
+from xtrain.lazy_attrs import frozen
 
 
 @ACTIONS.register()

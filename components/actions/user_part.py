@@ -1,15 +1,16 @@
 """`every … NAME { … }` with user code: a function with `@action` in a module named by `use`."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, OF_USERS
 from xtrain.dsl.schema.component import UserComponent
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import ActionNode, ActionPlace
-from xtrain.plan.resolved import Resolved
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.user
@@ -24,7 +25,7 @@ class UserAction(UserComponent, PlannedAction):
         "action/NAME/KEY": ("value that your own action NAME returned under KEY, on the first rank", "")
     }
 
-    def node(self, resolved: Resolved, place: ActionPlace) -> ActionNode:
+    def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         purpose = self.purpose.removesuffix(".")
         does = f"{self.function} of {self.module}{f': {purpose}' if purpose else ''}"
         return ActionNode(OF_USERS, {"user": self.call()}, does, name=f"tick.{self.function}")

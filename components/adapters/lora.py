@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod, sqrt
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.adapted import AdaptedBlock, AdaptedMatrix
 from xtrain.blocks.block import BlockPiece
@@ -14,6 +14,7 @@ from xtrain.contracts.models import PlannedAdapter
 from xtrain.dsl.schema.adapters import ADAPTERS, DROPOUT_CHUNK, begun_from, trained_in_full
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.setting import AUTO, Auto, Range, at_least, positive, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, BlockParameter
 from xtrain.plan.parameters import (
     ALL_LINEAR,

@@ -2,10 +2,9 @@
 
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.precision import BASES, Base, block_size
+from xtrain.lazy_attrs import frozen
 
 
 @BASES.register()

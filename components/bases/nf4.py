@@ -2,11 +2,10 @@
 
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.precision import BASES, Base, block_size
 from xtrain.dsl.schema.setting import setting
+from xtrain.lazy_attrs import frozen
 
 
 @BASES.register()

@@ -1,9 +1,8 @@
 """`cluster b200 { … }`: by NVIDIA's data sheet of HGX B200."""
 
-from attrs import frozen
-
 from xtrain.dsl.schema.cluster import CLUSTERS, Cluster, DeviceSheet
 from xtrain.dsl.schema.component import named
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.hardware import PEAKS
 
 

@@ -1,9 +1,8 @@
 """`cluster h100 { … }`: by NVIDIA's data sheet of H100 SXM."""
 
-from attrs import frozen
-
 from xtrain.dsl.schema.cluster import CLUSTERS, Cluster, DeviceSheet
 from xtrain.dsl.schema.component import named
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.hardware import PEAKS
 
 

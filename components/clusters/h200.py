@@ -1,9 +1,8 @@
 """`cluster h200 { … }`: by NVIDIA's data sheet of H200 SXM."""
 
-from attrs import frozen
-
 from xtrain.dsl.schema.cluster import CLUSTERS, Cluster, DeviceSheet
 from xtrain.dsl.schema.component import named
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.hardware import PEAKS
 
 

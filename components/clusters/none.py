@@ -1,9 +1,8 @@
 """`cluster none`."""
 
-from attrs import frozen
-
 from xtrain.dsl.schema.cluster import CLUSTERS, Cluster
 from xtrain.dsl.schema.component import named
+from xtrain.lazy_attrs import frozen
 
 
 @CLUSTERS.register()

@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
-
 from xtrain.contracts.data import PlannedLink
 from xtrain.dsl.schema.data_components import LINKS, TOKEN_SAMPLES
 from xtrain.dsl.schema.setting import setting, share
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 if TYPE_CHECKING:
     from xtrain.plan.resolved import Resolved

@@ -2,13 +2,14 @@
 
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve
 
 from xtrain.contracts.data import PlannedLink
 from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, LINKS, MICROBATCH, PACKINGS, Packing, RowLink
 from xtrain.dsl.schema.losses import WideColumn
 from xtrain.dsl.schema.policy import EXPERTS
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.text.units import plural
 
 if TYPE_CHECKING:

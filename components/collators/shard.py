@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
-
 from xtrain.contracts.data import PlannedLink
 from xtrain.dsl.schema.data_components import LINKS, LOCAL_MICROBATCH, MICROBATCH
+from xtrain.lazy_attrs import frozen
 
 if TYPE_CHECKING:
     from xtrain.plan.resolved import Resolved

@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-
 from xtrain.contracts.data import PlannedLink
 from xtrain.dsl.schema.data_components import LINKS, RAW_ROWS, TENSOR_ROWS
+from xtrain.lazy_attrs import frozen
 
 if TYPE_CHECKING:
     from xtrain.plan.resolved import Resolved

@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
-
 from xtrain.contracts.data import PlannedLink
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data_components import LINKS
+from xtrain.lazy_attrs import frozen
 
 if TYPE_CHECKING:
     from xtrain.plan.resolved import Resolved

@@ -3,14 +3,13 @@
 from typing import Any, ClassVar
 
 import attrs
-from attrs import frozen
 
 from xtrain.blocks.attention import LatentAttentionLayer
-from xtrain.blocks.block import BlockPiece, pre_norm
-from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
-from xtrain.contracts.models import PlannedModel
+from xtrain.blocks.block import BlockPiece
+from xtrain.contracts.models import PlannedModel, dense_then_experts
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.model import FAMILIES, ExpertTransformer, Router, attention_biases
+from xtrain.dsl.schema.family_parts import AUXILIARY, GROUPED_ONLY, GroupedExpertTransformer
+from xtrain.dsl.schema.model import FAMILIES, attention_biases
 from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
@@ -19,11 +18,11 @@ from xtrain.dsl.schema.model_config import (
     Config,
     ConfigKey,
     ModelConfig,
-    Only,
     WrongKey,
     yarn_magnitude,
 )
-from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, positive, setting
+from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
 
@@ -48,7 +47,7 @@ def _has_dense(config: Config) -> bool:
 
 @FAMILIES.register()
 @frozen
-class DeepseekV3(ExpertTransformer, PlannedModel):
+class DeepseekV3(GroupedExpertTransformer, PlannedModel):
     """`model deepseek_v3 { … }`: latent attention, and grouped experts of which a token uses a few, chosen with biases;
     the first blocks may have a SwiGLU instead."""
 
@@ -85,28 +84,6 @@ class DeepseekV3(ExpertTransformer, PlannedModel):
         resuming="meaning",
     )
     attention_bias: bool = attention_biases()
-    first_dense: int = setting(
-        "number of first blocks with a SwiGLU of width ffn instead of experts",
-        default=0,
-        check=at_least(0),
-        resuming="shape",
-    )
-    shared_experts: int = setting(
-        "number of shared experts, which process every token; computed as one SwiGLU", default=1, check=at_least(1)
-    )
-    expert_groups: int = setting(
-        "number of groups that experts are divided into", default=1, check=at_least(1), resuming="meaning"
-    )
-    groups_per_token: int = setting(
-        "number of groups that a token is sent to: the groups with the highest sum of their two best scores",
-        default=1,
-        check=at_least(1),
-        resuming="meaning",
-    )
-    expert_scale: float = setting(
-        "factor of the weights of routed experts", default=1.0, check=positive, resuming="meaning"
-    )
-    router: Router = setting("how tokens choose experts", default=Router(score="sigmoid"))
     # They follow from the widths above, and heads have no norms.
     kv_heads: int | Auto = attrs.field(default=AUTO, init=False)
     head_dim: int | Auto = attrs.field(default=AUTO, init=False)
@@ -143,25 +120,16 @@ class DeepseekV3(ExpertTransformer, PlannedModel):
         ),
         rope_keys=(ConfigKey("score_weight", "mscale_all_dim", default=0.0, null=0.0),),
         constant={"router.score": "sigmoid"},
-        only={
-            **ONLY,
-            "moe_layer_freq": Only((1,)),
-            "scoring_func": Only(("sigmoid",)),
-            "topk_method": Only(("noaux_tc",)),
-        },
+        only={**ONLY, **GROUPED_ONLY},
         # Repeated widths, server ranks, layers that predict further tokens (not computed by transformers), and keys of
         # the auxiliary losses in training, whose weight here is `router { aux_loss }`.
         harmless=HARMLESS
         | {"num_key_value_heads", "head_dim", "qk_head_dim", "ep_size", "num_nextn_predict_layers", "num_mtp_layers"}
-        | {"aux_loss_alpha", "seq_aux", "output_router_logits", "router_aux_loss_coef"},
+        | AUXILIARY,
     )
     stored: ClassVar[StoredNames | None] = StoredNames(
         buffers=("e_score_correction_bias",), further_tokens="eh_proj.weight"
     )
-
-    @property
-    def has_dense(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.first_dense > 0
 
     def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:
         values, reasons = super().resolved()
@@ -179,23 +147,8 @@ class DeepseekV3(ExpertTransformer, PlannedModel):
         return found
 
     def unfit(self) -> tuple[str, str, str] | None:
-        each, rest = divmod(self.experts, self.expert_groups)
         if self.rope_dim % 2:
             return "rope_dim", f"rope_dim {self.rope_dim} is odd, but rotary positions turn pairs", "use an even width"
-        if self.first_dense >= self.layers:
-            message = f"all {self.layers} blocks have a SwiGLU, and none has experts"
-            return "first_dense", message, "use experts in at least one block, or a family without experts"
-        if rest or each < 2:
-            message = f"experts {self.experts} cannot be divided into {self.expert_groups} groups of two or more"
-            return "expert_groups", message, "use a number of groups that divides the experts"
-        if self.groups_per_token > self.expert_groups:
-            message = f"groups_per_token {self.groups_per_token} exceeds expert_groups {self.expert_groups}"
-            return "groups_per_token", message, f"use {self.expert_groups} or fewer"
-        if self.groups_per_token * each < self.experts_per_token:
-            message = (
-                f"{self.groups_per_token} groups have {self.groups_per_token * each} experts, and a token is sent "
-            )
-            return "groups_per_token", f"{message}to {self.experts_per_token}", "increase groups_per_token"
         return super().unfit()
 
     @classmethod
@@ -208,14 +161,4 @@ class DeepseekV3(ExpertTransformer, PlannedModel):
             scale=(own["nope_dim"] + own["rope_dim"]) ** -0.5 * magnitude**2,
             bias=own.get("attention_bias", False),
         )
-        experts = ExpertsLayer(
-            "mlp",
-            groups=own["expert_groups"],
-            groups_per_token=own["groups_per_token"],
-            scale=own["expert_scale"],
-            choice_bias=True,
-        )
-        dense = pre_norm(attention, SwiGLULayer("mlp"))
-        return tuple(
-            dense if layer < own["first_dense"] else pre_norm(attention, experts) for layer in range(arch.layers)
-        )
+        return dense_then_experts(arch, attention)

@@ -1,15 +1,15 @@
 """`model gemma3 { … }`: the text part of Gemma 3 (Gemma Team 2025, arXiv 2503.19786)."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, sandwich_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
 from xtrain.contracts.models import PlannedModel, layer_windows
 from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.family_parts import FULL, WINDOWED, write_window, write_window_types
 from xtrain.dsl.schema.model import (
     FAMILIES,
     ModelEnds,
@@ -34,11 +34,9 @@ from xtrain.dsl.schema.model_config import (
     window_keys,
 )
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, positive, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
-
-WINDOWED: Final = "sliding_attention"
-FULL: Final = "full_attention"
 
 
 def _slides(config: Config, layers: int) -> Slides:
@@ -54,15 +52,6 @@ def _length(config: Config) -> Any:
     if window is None and config.get("layer_types") is None:
         return WrongKey("sliding_window", "a whole number, as some layers have the window")
     return window
-
-
-def _write_window(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {} if settings.get("window") is None else {"sliding_window": settings["window"]}
-
-
-def _write_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    full = settings.get("full_layers", ()) if settings.get("window") is not None else range(settings["layers"])
-    return {"layer_types": [FULL if layer in full else WINDOWED for layer in range(settings["layers"])]}
 
 
 _WINDOW, _FULL_LAYERS = window_keys(_slides, _length)
@@ -112,8 +101,8 @@ class Gemma3(TransformerSettings, PlannedModel):
             ATTENTION_BIAS,
             ConfigKey("score_width", "query_pre_attn_scalar", 256),
             ConfigKey("logit_cap", "final_logit_softcapping", default=None, null=None),
-            evolve(_WINDOW, writes=_write_window),
-            evolve(_FULL_LAYERS, writes=_write_types),
+            evolve(_WINDOW, writes=write_window),
+            evolve(_FULL_LAYERS, writes=write_window_types),
         ),
         rope_theta=1e6,
         local_rope=LocalRope("local_theta", "rope_local_base_freq", 10_000.0, full=FULL, local=WINDOWED),

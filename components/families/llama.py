@@ -2,8 +2,6 @@
 
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
@@ -20,6 +18,7 @@ from xtrain.dsl.schema.model_config import (
     head_width,
     keys,
 )
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
 

@@ -2,8 +2,6 @@
 
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, post_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
@@ -18,6 +16,7 @@ from xtrain.dsl.schema.model_config import (
     ModelConfig,
     keys,
 )
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
 

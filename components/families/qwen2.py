@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
@@ -21,6 +21,7 @@ from xtrain.dsl.schema.model_config import (
     query_heads,
     window_keys,
 )
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
 

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
@@ -23,6 +23,7 @@ from xtrain.dsl.schema.model_config import (
     switched_window,
     write_switched_window,
 )
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
 

@@ -3,7 +3,7 @@
 
 from typing import Any, ClassVar
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
@@ -36,6 +36,7 @@ from xtrain.dsl.schema.model_config import (
     window_keys,
 )
 from xtrain.dsl.schema.setting import AUTO, Auto, not_negative, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import attrs
-from attrs import frozen
 
 from xtrain.blocks.block import BlockPiece
 from xtrain.blocks.code_layer import CodeLayer
@@ -14,7 +13,9 @@ from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, FOLDER, ModelEnds, ModelFolder
 from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, not_negative, setting
 from xtrain.dsl.user_parts.bodies import BodyError
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
+from xtrain.plan.canonical import portable
 from xtrain.plan.weight_files import SCORE_WEIGHT, Alternatives, StoredNames, StoredPart
 from xtrain.text.units import plural
 
@@ -38,6 +39,13 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _block(number: int, kind: Mapping[str, Any]) -> CodeLayer:
+    """Return the block of a kind of layers; the window of its attention if all of it has one."""
+    windows = {op["attention"]["window"] for op in kind["costs"]["float32"] if "attention" in op}
+    routed = any(each.get("expert") for each in kind["parameters"])
+    return CodeLayer("code", number, windows.pop() if len(windows) == 1 else None, routed)
+
+
 @FAMILIES.register()
 @frozen
 class TransformersCode(PlannedModel):
@@ -56,8 +64,9 @@ class TransformersCode(PlannedModel):
         "vocabulary size; auto: the folder's", default=AUTO, check=at_least(2), resuming="shape"
     )
     tie_embeddings: bool = setting("the embedding is the output head", default=False, resuming="shape")
-    code: Literal["transformers"] = setting(
-        "whose code computes the model; it may be written for a type that xtrain has a native family for",
+    code: Literal["transformers", "remote"] = setting(
+        "whose code computes the model; it may be written for a type that xtrain has a native family for. remote: the "
+        "modeling files in the folder, which `plan` and every rank execute",
         default="transformers",
         added=True,
         resuming="meaning",
@@ -143,25 +152,28 @@ class TransformersCode(PlannedModel):
         """Return the description of the model, with its config. Without weights, a language model that is part of
         another is a model of its own."""
         assert self.folder is not None
-        config = read_config(self.folder)
-        found = describe(config)
+        config, folder = read_config(self.folder), self.folder
+        remote = folder.path if self.code == "remote" else ""
+        found = describe(config, remote)
         if found["text"] is not None and not self.loads:
             config = found["text"]
-            found = describe(config)
-        return {**found, "config": config}
+            found = describe(config, remote)
+        place = {"repo": folder.repo, "revision": folder.revision} if folder.repo else {"folder": portable(folder.path)}
+        return {**found, "config": config, **({"remote": place} if remote else {})}
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
         kinds: list[dict[str, Any]] = arch.own["code"]["kinds"]
-        kind_of = {layer: number for number, kind in enumerate(kinds) for layer in kind["layers"]}
-        routed = [any(each.get("expert") for each in kind["parameters"]) for kind in kinds]
-        return tuple(CodeLayer("code", kind, routed[kind]) for kind in map(kind_of.__getitem__, range(arch.layers)))
+        block_of = {layer: _block(number, kind) for number, kind in enumerate(kinds) for layer in kind["layers"]}
+        return tuple(block_of[layer] for layer in range(arch.layers))
 
     @classmethod
     def ends(cls, arch: Architecture) -> ModelEnds:
         code = arch.own["code"]
         others = ((each["name"], tuple(each["shape"])) for each in code["ends"])
-        own = (f"{EMBEDDING}.weight", f"{HEAD}.weight")  # a head's bias is one of the others
+        own = [f"{EMBEDDING}.weight", f"{HEAD}.weight"]  # a head's bias is one of the others
+        if not arch.has_logits:
+            own.append(f"{HEAD}.bias")
         paths = tuple(f"{path}." for path in code["before"])
         return ModelEnds(
             logit_cap=code["logits"].get("cap"),
@@ -172,4 +184,8 @@ class TransformersCode(PlannedModel):
     @classmethod
     def names_in_files(cls, arch: Architecture) -> StoredNames | None:
         code = arch.own["code"]
-        return CodeNames(parts=code["stored"], others=frozenset(code["others"]), experts=("stacked",))
+        names = CodeNames(parts=code["stored"], others=frozenset(code["others"]), experts=("stacked",))
+        if arch.has_logits:
+            return names
+        head = (part["name"] for name, parts in code["stored"].items() if name.startswith(f"{HEAD}.") for part in parts)
+        return attrs.evolve(names, ignored=(*names.ignored, *head))

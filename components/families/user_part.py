@@ -1,17 +1,20 @@
 """`model NAME { … }` with user code: a function with `@family` in a module named by `use`.
 
-The block is read from the function's text. The function is never called; the plan holds the block as data.
+The block is read from the function's text. The function is never called; the plan holds the block as data. Layers that
+mix positions are called in a process of their own, on small tensors.
 """
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, ClassVar, Final, get_origin
-
-from attrs import frozen
 
 from xtrain.blocks.block import BlockPiece, Chain, JoinLayer, Layer, further_block, piece, pieces
 from xtrain.blocks.layer_reader import check_argument, read_layer
+from xtrain.blocks.mixer import UserMixer
 from xtrain.blocks.user_layer import UserLayer, is_reserved
 from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.diagnostics.suggest import did_you_mean
@@ -19,15 +22,17 @@ from xtrain.dsl.schema.component import COMPUTED, UserComponent, named
 from xtrain.dsl.schema.model import FAMILIES, ExpertTransformer, Resuming, TransformerSettings
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.user_parts.bodies import BodyError, BodyReader, FunctionBody
-from xtrain.dsl.user_parts.files import expression
+from xtrain.dsl.user_parts.files import expression, is_file
 from xtrain.dsl.user_parts.reader import Declared
 from xtrain.dsl.user_parts.signatures import REQUIRED
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 
 _OWN: Final = ("own", "family", "vocab")  # fields of an architecture that a block does not use
 _WITHHELD: Final = (
     Layer.__name__,
     UserLayer.__name__,
+    UserMixer.__name__,
     JoinLayer.__name__,
     further_block.__name__,
 )  # only planners combine them
@@ -52,12 +57,37 @@ class _OwnFamily(UserComponent):
 
     def composed(self, arch: Architecture, report: Callable[[BodyError], None]) -> dict[str, Any]:
         user = {"module": self.module, "function": self.function, "digest": self.digest}
+        mixers: dict[str, Any] = {}
         try:
             block = _FamilyReader(self.declaration, arch).block()
+            mixers = {each.name: self._measured(each, arch) for each in block.layers() if isinstance(each, UserMixer)}
         except BodyError as wrong:
             report(wrong)
             block = Chain.of()
-        return {"user": {**user, "line": self.declaration.span.line}, "block": block.to_json()}
+        found = {"user": {**user, "line": self.declaration.span.line}, "block": block.to_json()}
+        return {**found, "mixers": mixers} if mixers else found
+
+    def _measured(self, layer: UserMixer, arch: Architecture) -> Mapping[str, Any]:
+        """Return the description of a layer that mixes positions, whose function a child process calls. Raises
+        BodyError if it does not compute what it declares."""
+        from xtrain.dsl.checking.inspections import ChildFailed, inspected
+
+        assert self.declaration.body is not None
+        path = Path(self.declaration.body.module.source.path).absolute()
+        user = {"module": path.as_posix() if is_file(self.module) else self.module, "digest": self.digest}
+        request = json.dumps({"layer": layer.to_json(), "user": user, "width": arch.dim}, sort_keys=True)
+        told = f"calling `{layer.function}` of {self.module} on small tensors (once for each version of its file)"
+        declared = self.declaration.body.module.layers[layer.function]
+        try:
+            described = inspected("mixers", request, told, (version("torch"),))
+        except (ChildFailed, PackageNotFoundError) as failure:
+            message = f"the layer `{layer.function}` was not called: {failure}"
+            raise BodyError(message, declared.span, "run `xtrain plan`; if it fails, `xtrain doctor`") from failure
+        if "problem" in described:
+            message = f"the layer `{layer.function}` does not mix positions as it declares: {described['problem']}"
+            hint = "return activations and the states after them: f(x, states) of a document, whole or in parts"
+            raise BodyError(message, declared.span, hint)
+        return described
 
     def idle(self) -> dict[str, tuple[str, str]]:
         found = dict(super().idle())  # type: ignore[misc]
@@ -141,9 +171,11 @@ class _FamilyReader(BodyReader):
                 raise self._fault(message, layer.name, "give each a name of its own")
             layers[layer.name] = layer
         mixing = [layer for layer in layers.values() if layer.attends]
-        if len(mixing) != 1:
+        others = any(layer.mixes for layer in layers.values())
+        if len(mixing) > 1 or not (mixing or others):
             message = f"a block has one attention layer, and the block of `{self.declared.name}` has {len(mixing)}"
-            raise BodyError(message, self.declared.span, 'put one `AttentionLayer("self_attn")` into it')
+            hint = 'put one `AttentionLayer("self_attn")`, or a layer of your own that mixes positions, into it'
+            raise BodyError(message, self.declared.span, hint)
         routed = [layer for layer in layers.values() if issubclass(layer.settings, ExpertTransformer)]
         if len(routed) != int(self.arch.is_moe):
             message = (

@@ -2,8 +2,6 @@
 
 from typing import Any, Final
 
-from attrs import frozen
-
 from xtrain.components.importers._accelerate import write_fsdp
 from xtrain.components.importers._deepspeed_json import write_zero
 from xtrain.components.importers._transformers_trainer import (
@@ -15,6 +13,7 @@ from xtrain.components.importers._transformers_trainer import (
 )
 from xtrain.dsl.importing.accounts import is_off
 from xtrain.dsl.importing.draft import Draft
+from xtrain.lazy_attrs import frozen
 
 SETTINGS: Final = {
     "batch": ("per_device_train_batch_size gradient_accumulation_steps dataloader_num_workers neftune_noise_alpha"),

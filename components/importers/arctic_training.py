@@ -3,8 +3,6 @@
 import re
 from typing import Any, ClassVar, Final
 
-from attrs import frozen
-
 from xtrain.components.importers._deepspeed_json import write_deepspeed
 from xtrain.components.importers._transformers_trainer import (
     LAST_STEP,
@@ -16,6 +14,7 @@ from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.spec_text import value_text
+from xtrain.lazy_attrs import frozen
 
 _MEANS: Final = "it averages the mean losses of microbatches and ranks; xtrain divides by all tokens of the step"
 _ROLES: Final = re.compile(r"(\w+)\.role\.(user|assistant|system)")

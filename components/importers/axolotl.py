@@ -2,8 +2,6 @@
 
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.components.importers._axolotl_data import is_preference, write_data
 from xtrain.components.importers._axolotl_keys import KERNELS, LACKING, WITHOUT_MEANING
 from xtrain.components.importers._axolotl_model import write_adapter, write_model, write_precision, write_ranks
@@ -17,6 +15,7 @@ from xtrain.components.importers._transformers_trainer import (
 from xtrain.dsl.importing.draft import Draft
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
+from xtrain.lazy_attrs import frozen
 
 _PACKING = (
     "axolotl packs micro_batch_size · sequence_len tokens into one row of attention; here each row has sequence_len"

@@ -2,13 +2,12 @@
 
 from typing import Any, ClassVar
 
-from attrs import frozen
-
 from xtrain.components.importers._transformers_trainer import FROM_ZERO, share_or_steps
 from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.spec_text import value_text
+from xtrain.lazy_attrs import frozen
 
 
 @IMPORTERS.register()

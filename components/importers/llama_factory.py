@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from attrs import frozen
-
 from xtrain.components.importers import _training_arguments as arguments
 from xtrain.components.importers._transformers_trainer import module_names, names, write_lora
 from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.spec_text import value_text
+from xtrain.lazy_attrs import frozen
 
 INFO: Final = "dataset_info.json"
 _TEMPLATE: Final = "it has its own template `{}`; here the tokenizer's own is used: compare with `xtrain data show`"

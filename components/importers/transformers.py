@@ -2,12 +2,11 @@
 
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.components.importers import _training_arguments as arguments
 from xtrain.dsl.importing.draft import Draft
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
+from xtrain.lazy_attrs import frozen
 
 
 @IMPORTERS.register()

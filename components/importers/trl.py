@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from attrs import frozen
-
 from xtrain.components.importers import _training_arguments as arguments
 from xtrain.components.importers._accelerate import write_launcher
 from xtrain.components.importers._transformers_trainer import (
@@ -17,6 +15,7 @@ from xtrain.components.importers._transformers_trainer import (
 from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
+from xtrain.lazy_attrs import frozen
 
 # Method → keys that only its configurations have.
 _METHODS: Final = {

@@ -2,14 +2,13 @@
 
 from typing import Any, ClassVar, Final
 
-from attrs import frozen
-
 from xtrain.components.importers._transformers_trainer import LAST_STEP, module_names, names, share_or_steps
 from xtrain.dsl.importing.accounts import is_off
 from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.spec_text import value_text
+from xtrain.lazy_attrs import frozen
 
 _AXES: Final = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "ep": "expert_parallel_size"}
 
@@ -56,10 +55,11 @@ class XorlImporter(Importer):
         draft.name_experiment()
         draft.set("experiment.seed", draft.number("train.seed", 42), "train.seed")
         steps, epochs = draft.number("train.max_steps", 0), draft.number("train.num_train_epochs", 1)
-        if steps:
+        if steps > 0:
             draft.set("experiment.budget", None, "train.max_steps", text=share_or_steps(steps))
             draft.meaningless("train.num_train_epochs", "max_steps is the length")
         else:
+            draft.same("train.max_steps", "no limit")
             text = f"{epochs} {'epoch' if epochs == 1 else 'epochs'}"
             draft.set("experiment.budget", None, "train.num_train_epochs", text=text)
             draft.note(LAST_STEP)

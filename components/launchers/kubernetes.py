@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from posixpath import join, normpath
 from typing import Final, Literal
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedLauncher
 from xtrain.dsl.schema.cluster import LAUNCHERS
 from xtrain.dsl.schema.component import named
@@ -23,6 +21,7 @@ from xtrain.dsl.schema.setting import (
 )
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.text.units import plural
 
 # Mount points of shared memory and of the plan in a pod.

@@ -1,10 +1,9 @@
 """`launcher local`: this machine."""
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedLauncher
 from xtrain.dsl.schema.cluster import LAUNCHERS
 from xtrain.dsl.schema.component import named
+from xtrain.lazy_attrs import frozen
 
 
 @LAUNCHERS.register()

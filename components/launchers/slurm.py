@@ -5,8 +5,6 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Final
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedLauncher
 from xtrain.dsl.schema.cluster import LAUNCHERS
 from xtrain.dsl.schema.component import named
@@ -22,6 +20,7 @@ from xtrain.dsl.schema.setting import (
 )
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.text.units import plural, seconds_text
 
 # Slurm checks time limits once a minute, and may send a signal this many seconds early.

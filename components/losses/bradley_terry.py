@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import LOSSES, PAIR_METRICS, RewardLoss, Unit
 from xtrain.dsl.schema.setting import not_negative, setting
+from xtrain.lazy_attrs import frozen
 
 
 @LOSSES.register()

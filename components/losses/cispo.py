@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import ADVANTAGES, LOSSES, OLD
 from xtrain.dsl.schema.policy import TokenPolicyLoss
 from xtrain.dsl.schema.setting import Conflict, not_negative, positive, setting
+from xtrain.lazy_attrs import frozen
 
 
 @LOSSES.register()

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import LOSSES, PairLoss, beta_setting, logits_chunk
 from xtrain.dsl.schema.setting import Conflict, Range, not_negative, setting
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 
 @LOSSES.register()

@@ -4,12 +4,11 @@ or focal (Lin et al. 2017, arXiv 1708.02002)."""
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import LOSSES, WEIGHTS, Loss, logits_chunk, z_weight
 from xtrain.dsl.schema.setting import Range, not_negative, setting
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 
 @LOSSES.register()

@@ -4,8 +4,6 @@ forward or reverse KL or the divergence between them (Agarwal et al. 2024, arXiv
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import (
     LOSSES,
@@ -19,6 +17,7 @@ from xtrain.dsl.schema.losses import (
 )
 from xtrain.dsl.schema.setting import Conflict, Range, at_least, file_path, positive, setting
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 HALF = 0.5
 

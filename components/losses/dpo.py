@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import (
     LOSSES,
@@ -18,6 +16,7 @@ from xtrain.dsl.schema.losses import (
 )
 from xtrain.dsl.schema.setting import Conflict, Range, setting
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 
 @LOSSES.register()

@@ -1,10 +1,9 @@
 """`loss grpo { … }`: group-relative policy optimization (Shao et al. 2024, arXiv 2402.03300), over data."""
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import LOSSES
 from xtrain.dsl.schema.policy import ClippedPolicyLoss, Normalise, normalise_setting
+from xtrain.lazy_attrs import frozen
 
 
 @LOSSES.register()

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import ADVANTAGES, LOSSES, OLD, Unit
 from xtrain.dsl.schema.policy import POLICY, REFERENCE_KL, PolicyLoss
 from xtrain.dsl.schema.setting import Range, not_negative, setting
+from xtrain.lazy_attrs import frozen
 
 
 @LOSSES.register()

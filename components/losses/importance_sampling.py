@@ -1,10 +1,9 @@
 """`loss importance_sampling { … }`: the policy gradient over tokens sampled by another policy."""
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import ADVANTAGES, LOSSES, OLD
 from xtrain.dsl.schema.policy import TokenPolicyLoss
+from xtrain.lazy_attrs import frozen
 
 
 @LOSSES.register()

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final, Literal
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import (
     LOSSES,
@@ -19,6 +17,7 @@ from xtrain.dsl.schema.losses import (
 )
 from xtrain.dsl.schema.setting import Conflict, not_negative, positive, setting
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 POINT: Final = "rewards/reference_point"
 

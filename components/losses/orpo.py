@@ -1,10 +1,9 @@
 """`loss orpo { … }`: odds-ratio preference plus cross-entropy (Hong et al. 2024, arXiv 2403.07691)."""
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import LOSSES, PairLoss, beta_setting, logits_chunk
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 
 @LOSSES.register()

@@ -1,10 +1,9 @@
 """`loss ppo { … }`: proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347), over data."""
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import LOSSES
 from xtrain.dsl.schema.policy import ClippedPolicyLoss
+from xtrain.lazy_attrs import frozen
 
 
 @LOSSES.register()

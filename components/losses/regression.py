@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import LOSSES, RewardLoss, Unit
+from xtrain.lazy_attrs import frozen
 
 
 @LOSSES.register()

@@ -1,11 +1,10 @@
 """`loss simpo { … }`: preferences without a reference, by means over tokens (Meng et al. 2024, arXiv 2405.14734)."""
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import LOSSES, PairLoss, beta_setting, logits_chunk
 from xtrain.dsl.schema.setting import not_negative, setting
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 
 @LOSSES.register()

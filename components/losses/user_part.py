@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import UserComponent, named
 from xtrain.dsl.schema.losses import LOSSES, Reference, ReferredLoss, Unit, logits_chunk, reference_setting, z_weight
 from xtrain.dsl.schema.setting import Conflict
 from xtrain.dsl.user_parts.kinds import COUNTS, STATISTICS
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 
 class OwnLoss(UserComponent, ReferredLoss):

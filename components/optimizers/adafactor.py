@@ -3,9 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import prod
-from typing import Any, ClassVar, Final
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from xtrain.components.optimizers.adamw8bit import pattern_of
 from xtrain.contracts.optimizers import PlannedOptimizer, UpdateWork
@@ -22,9 +20,12 @@ from xtrain.dsl.schema.optimizers import (
     scheduled_decay,
 )
 from xtrain.dsl.schema.setting import Range, positive, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec
-from xtrain.plan.resolved import Resolved
 from xtrain.text.units import BYTES, plural
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 NODE: Final = "step.optimizer"
 
@@ -60,7 +61,7 @@ class Adafactor(PlannedOptimizer):
     counts: ClassVar[bool] = True
     temporaries: ClassVar[int] = 4
 
-    def arguments(self, resolved: Resolved) -> dict[str, Any]:
+    def arguments(self, resolved: "Resolved") -> dict[str, Any]:
         """Return the node's arguments. factored: names of matrices, with `*` for the layer; each expert is one matrix.
         states: format of the averages if it differs from the parameters' format."""
         names = sorted({pattern_of(each.name) for each in resolved.inventory.tensors if is_factored(each)})
@@ -90,7 +91,7 @@ class Adafactor(PlannedOptimizer):
     def converts(cls, args: Mapping[str, Any]) -> bool:
         return True
 
-    def work(self, resolved: Resolved, parameters: Iterable[ParameterSpec]) -> UpdateWork:
+    def work(self, resolved: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateWork:
         """Return the optimizer's work: three sums along every axis that cuts matrices: of squares of weights and of
         gradients by rows and columns; of the latter by rows; of squares of updates."""
         from xtrain.blocks.op_trace import CollectiveCall

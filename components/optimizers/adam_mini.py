@@ -3,9 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import prod
-from typing import Any, ClassVar, Final, Literal
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from xtrain.components.optimizers.adamw8bit import pattern_of
 from xtrain.contracts.optimizers import PlannedOptimizer, UpdateWork
@@ -24,9 +22,12 @@ from xtrain.dsl.schema.optimizers import (
     state_format,
 )
 from xtrain.dsl.schema.setting import momentum_pair, positive, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec
-from xtrain.plan.resolved import Resolved
 from xtrain.text.units import BYTES, plural
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 NODE: Final = "step.optimizer"
 QUERIES_AND_KEYS: Final = ("q_proj", "k_proj")
@@ -64,7 +65,7 @@ class AdamMini(PlannedOptimizer):
     counts: ClassVar[bool] = True
     temporaries: ClassVar[int] = 2
 
-    def arguments(self, resolved: Resolved) -> dict[str, Any]:
+    def arguments(self, resolved: "Resolved") -> dict[str, Any]:
         """Return the node's arguments. heads: names of queries and keys, with `*` for the layer, and their numbers of
         heads. rows, columns, whole: names of other parameters with such blocks; all others have an average per
         element. averages: format of the averages if it differs from the parameters' format."""
@@ -99,7 +100,7 @@ class AdamMini(PlannedOptimizer):
     def converts(cls, args: Mapping[str, Any]) -> bool:
         return True
 
-    def work(self, resolved: Resolved, parameters: Iterable[ParameterSpec]) -> UpdateWork:
+    def work(self, resolved: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateWork:
         """Return the optimizer's work: one sum along every axis that cuts blocks."""
         from xtrain.blocks.op_trace import CollectiveCall
         from xtrain.contracts.optimizers import UpdateWork
@@ -123,7 +124,7 @@ class AdamMini(PlannedOptimizer):
         )
 
 
-def heads_of(resolved: Resolved) -> dict[str, int]:
+def heads_of(resolved: "Resolved") -> dict[str, int]:
     """Return the names of the matrices of queries and keys, with `*` for the layer, and how many heads each has."""
     arch = resolved.architecture
     return {

@@ -1,9 +1,9 @@
 """`optimizer adamw8bit { … }`: AdamW with moments in 8 bits (Dettmers et al. 2022, arXiv 2110.02861)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
@@ -22,10 +22,13 @@ from xtrain.dsl.schema.optimizers import (
 )
 from xtrain.dsl.schema.setting import Conflict, at_least, momentum_pair, positive, setting
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, ParameterSpec
-from xtrain.plan.mesh import Cuts, Layout
-from xtrain.plan.resolved import Resolved
 from xtrain.text.units import plural
+
+if TYPE_CHECKING:
+    from xtrain.plan.mesh import Cuts, Layout
+    from xtrain.plan.resolved import Resolved
 
 SMALLEST: Final = 4096  # elements of a tensor, as in the libraries
 NAMES: Final = ("exp_avg", "exp_avg_sq")
@@ -59,7 +62,7 @@ class AdamW8bit(PlannedOptimizer):
     counts: ClassVar[bool] = True
     temporaries: ClassVar[int] = 6
 
-    def arguments(self, resolved: Resolved) -> dict[str, Any]:
+    def arguments(self, resolved: "Resolved") -> dict[str, Any]:
         """Return the node's arguments. quantised: names of the tensors with 8-bit moments, with `*` for the layer."""
         found = self._quantised(resolved.inventory.tensors)
         return {**super().arguments(resolved), "quantised": sorted({pattern_of(each.name) for each in found})}
@@ -95,7 +98,7 @@ class AdamW8bit(PlannedOptimizer):
     def converts(cls, args: Mapping[str, Any]) -> bool:
         return True
 
-    def conflicts(self, spec: Spec, architecture: Architecture, layout: Layout) -> Iterator[Conflict]:
+    def conflicts(self, spec: Spec, architecture: Architecture, layout: "Layout") -> Iterator[Conflict]:
         from xtrain.plan.mesh import cuts_of
         from xtrain.plan.parameters import parameters
 
@@ -111,7 +114,7 @@ class AdamW8bit(PlannedOptimizer):
         fitting = next((size for size in smaller if evolve(self, block=size)._cut(cuts, tensors) is None), None)
         yield Conflict("block", message, f"use block {fitting}" if fitting else "use fewer ranks for tp")
 
-    def _cut(self, cuts: Cuts, tensors: Sequence[ParameterSpec]) -> ParameterSpec | None:
+    def _cut(self, cuts: "Cuts", tensors: Sequence[ParameterSpec]) -> ParameterSpec | None:
         """Return a tensor with a block that would be split over two ranks; None if there is none."""
         return next((each for each in self._quantised(tensors) if cuts.shape(each)[-1] % self.block), None)
 

@@ -2,9 +2,7 @@
 2502.16982)."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from xtrain.contracts.optimizers import PlannedOptimizer, UpdateWork
 from xtrain.dsl.schema.component import named
@@ -24,9 +22,12 @@ from xtrain.dsl.schema.optimizers import (
     state_format,
 )
 from xtrain.dsl.schema.setting import Range, at_least, momentum_pair, positive, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec
-from xtrain.plan.resolved import Resolved
 from xtrain.text.units import BYTES, plural
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 SYMMETRIC: Final = 2048  # rows from which a quarter of a matrix still fills a GPU
 
@@ -73,7 +74,7 @@ class Muon(PlannedOptimizer):
     compiled: ClassVar[Compiled] = "always"
     counts: ClassVar[bool] = True
 
-    def arguments(self, resolved: Resolved) -> dict[str, Any]:
+    def arguments(self, resolved: "Resolved") -> dict[str, Any]:
         """Return the node's arguments. matrices: names of the matrices to orthogonalize, with `*` for the layer.
         format: number format during orthogonalization, the computation's. symmetric: rows from which symmetric
         products are computed once, on a device whose updates are compiled. heads: for matrices orthogonalized
@@ -118,7 +119,7 @@ class Muon(PlannedOptimizer):
     def scalars(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
         return () if in_matrices(args["matrices"], name) else ("step",)
 
-    def work(self, resolved: Resolved, parameters: Iterable[ParameterSpec]) -> UpdateWork:
+    def work(self, resolved: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateWork:
         from xtrain.planner.derive.update_work import batches_of, work_of
 
         args = self.arguments(resolved)

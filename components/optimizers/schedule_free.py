@@ -1,9 +1,7 @@
 """`optimizer schedule_free { … }`: AdamW without a schedule (Defazio et al. 2024, arXiv 2405.15682)."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
@@ -20,8 +18,11 @@ from xtrain.dsl.schema.optimizers import (
 from xtrain.dsl.schema.setting import Conflict, momentum_pair, positive, setting
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
-from xtrain.plan.mesh import Layout
+
+if TYPE_CHECKING:
+    from xtrain.plan.mesh import Layout
 
 
 @OPTIMIZERS.register()
@@ -67,7 +68,7 @@ class ScheduleFree(PlannedOptimizer):
     def converts(cls, args: Mapping[str, Any]) -> bool:
         return True
 
-    def conflicts(self, spec: Spec, architecture: Architecture, layout: Layout) -> Iterator[Conflict]:
+    def conflicts(self, spec: Spec, architecture: Architecture, layout: "Layout") -> Iterator[Conflict]:
         from xtrain.planner.graph.saving import on_nan
 
         if spec.scheduler.falls(spec.optimizer.lr):

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
-
 from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
@@ -21,6 +19,7 @@ from xtrain.dsl.schema.optimizers import (
     state_format,
 )
 from xtrain.dsl.schema.setting import Range, not_negative, setting
+from xtrain.lazy_attrs import frozen
 
 
 @OPTIMIZERS.register()

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
-
 from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import UserComponent, named
 from xtrain.dsl.schema.optimizers import OPTIMIZERS, StateTensor, clip_norm, learning_rate
+from xtrain.lazy_attrs import frozen
 
 
 @OPTIMIZERS.user

@@ -1,9 +1,8 @@
 """`pack(best_fit)`: the rows of `multipack`, balanced by cost."""
 
-from attrs import frozen
-
 from xtrain.components.packings.multipack import Multipack
 from xtrain.dsl.schema.data_components import PACKINGS
+from xtrain.lazy_attrs import frozen
 
 
 @PACKINGS.register()

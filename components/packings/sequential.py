@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from attrs import frozen
-
 from xtrain.dsl.schema.data_components import PACKINGS, Packing
+from xtrain.lazy_attrs import frozen
 
 
 @PACKINGS.register()

@@ -1,8 +1,7 @@
 """`recipe = rowwise_with_gw_hp`."""
 
-from attrs import frozen
-
 from xtrain.dsl.schema.precision import RECIPES, Recipe
+from xtrain.lazy_attrs import frozen
 
 
 @RECIPES.register()

@@ -3,11 +3,10 @@
 import re
 from typing import Final, Literal
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.policy import REWARDS, Reward
 from xtrain.dsl.schema.setting import TextCheck, setting
+from xtrain.lazy_attrs import frozen
 
 
 def _problem(text: str) -> str | None:

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.policy import REWARDS, Reward
 from xtrain.dsl.schema.setting import file_path, setting
+from xtrain.lazy_attrs import frozen
 
 
 @REWARDS.register()

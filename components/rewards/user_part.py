@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import UserComponent, named
 from xtrain.dsl.schema.policy import REWARDS, Reward
+from xtrain.lazy_attrs import frozen
 
 
 @REWARDS.user

@@ -4,12 +4,11 @@ geometric steps)."""
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import SCHEDULERS, Curve, Scheduler
 from xtrain.dsl.schema.setting import positive, setting
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 
 @SCHEDULERS.register()

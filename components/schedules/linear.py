@@ -1,10 +1,9 @@
 """`scheduler linear { … }`: a straight line from the peak down to the floor."""
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import SCHEDULERS, floor_of_peak, warm_up
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.learning_rate import DecayingScheduler
 
 

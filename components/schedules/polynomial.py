@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import SCHEDULERS, Curve, Scheduler, floor_of_peak, warm_up
 from xtrain.dsl.schema.setting import positive, setting
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.learning_rate import closed_form, decay_text, idle_floor, length_in_steps
 
 

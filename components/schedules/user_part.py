@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import UserComponent, named
 from xtrain.dsl.schema.optimizers import SCHEDULERS, Scheduler
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 
 @SCHEDULERS.user

@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
-from attrs import frozen
-
 from xtrain.components.searches.random import drawn
 from xtrain.components.searches.tpe import TpeSearch
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.setting import at_least, execution_setting, positive, seed_range
 from xtrain.dsl.schema.sweep import METHODS, Halving, Method, Point
 from xtrain.dsl.values import Dimension, Quantity
+from xtrain.lazy_attrs import frozen
 
 
 @METHODS.register()

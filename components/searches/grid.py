@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.sweep import METHODS, Method, Point
 from xtrain.dsl.values import Dimension
+from xtrain.lazy_attrs import frozen
 
 
 @METHODS.register()

@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.setting import execution_setting, seed_range
 from xtrain.dsl.schema.sweep import METHODS, Method, Point
 from xtrain.dsl.values import Dimension
+from xtrain.lazy_attrs import frozen
 
 
 def drawn(over: Mapping[str, Dimension], seed: int, number: int) -> Point:

@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from attrs import frozen
-
 from xtrain.components.searches.random import drawn
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.setting import at_least, execution_setting, seed_range
 from xtrain.dsl.schema.sweep import METHODS, Method, Point
 from xtrain.dsl.values import Dimension
+from xtrain.lazy_attrs import frozen
 
 
 @METHODS.register()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import optuna
-from attrs import define, field
+from attrs import field
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from xtrain.dsl.schema.sweep import Method, Point
 from xtrain.dsl.values import Between, Dimension, Listed
+from xtrain.lazy_attrs import define
 from xtrain.records.sweep import SweepState
 from xtrain.records.sweep import TrialState as SweepTrial
 

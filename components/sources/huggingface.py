@@ -4,11 +4,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import frozen
-
 from xtrain.contracts.data import PlannedSource
 from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.dsl.schema.setting import file_path, label, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.canonical import portable
 from xtrain.plan.findings import Findings
 

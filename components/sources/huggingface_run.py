@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
-
+from xtrain.lazy_attrs import frozen
 from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.digests import file_digest
 from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, SourceUnit

@@ -1,9 +1,8 @@
 """`jsonl("…")`: lines of JSON."""
 
-from attrs import frozen
-
 from xtrain.contracts.data import FileSource
 from xtrain.dsl.schema.data_components import SOURCES
+from xtrain.lazy_attrs import frozen
 
 
 @SOURCES.register()

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
-
+from xtrain.lazy_attrs import frozen
 from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.records import (
     BadRecord,

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
-
 from xtrain.contracts.data import PlannedSource
 from xtrain.dsl.schema.data_components import SOURCES
+from xtrain.lazy_attrs import frozen
 
 
 @SOURCES.register()

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from attrs import frozen
 
 from xtrain.contracts.data import PlannedSource
 from xtrain.dsl.schema.data_components import SOURCES, Source
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, seed_range, setting
+from xtrain.lazy_attrs import frozen
 
 
 @SOURCES.register()

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import numpy as np
-from attrs import frozen
 
+from xtrain.lazy_attrs import frozen
 from xtrain.runtime.feed.documents import lengths
 from xtrain.runtime.feed.records import BadRecord, SourceRecord, SourceUnit, SyntheticRecord
 from xtrain.runtime.feed.sources.source import OpenedSource, SourceRequest

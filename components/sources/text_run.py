@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from attrs import frozen
-
+from xtrain.lazy_attrs import frozen
 from xtrain.runtime.feed.records import BadRecord, SourceRecord, SourceUnit, Unusable, decoded
 from xtrain.runtime.feed.sources.files import blocks, matched, size_of
 from xtrain.runtime.feed.sources.source import OpenedSource, SourceRequest

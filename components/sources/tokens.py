@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
-from attrs import frozen
-
 from xtrain.contracts.data import FileSource
 from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.findings import Findings, checks
 
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from attrs import frozen
 
+from xtrain.lazy_attrs import frozen
 from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.digests import Stamp
 from xtrain.runtime.feed.records import BadRecord, SourceRecord, SourceUnit, TokenIds, Unusable

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
-
 from xtrain.contracts.data import PlannedSource
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data_components import SOURCES
+from xtrain.lazy_attrs import frozen
 
 
 @SOURCES.user

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
-
+from xtrain.lazy_attrs import frozen
 from xtrain.runtime.base.user_parts import user_source
 from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, SourceUnit, Unusable, checked, content_size
 from xtrain.runtime.feed.sources.fields import taker

@@ -2,7 +2,7 @@
 and ZeRO-Infinity (Rajbhandari et al. 2021, arXiv 2104.07857)."""
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
 
@@ -10,8 +10,10 @@ from xtrain.components.stacks._deepspeed_settings import OFFLOADING, DeepspeedSe
 from xtrain.contracts.stacks import OwnedBytes
 from xtrain.dsl.schema.setting import Conflict
 from xtrain.dsl.spec import Spec
-from xtrain.plan.resolved import Resolved
 from xtrain.text.units import BYTES, bytes_text
+
+if TYPE_CHECKING:
+    from xtrain.plan.resolved import Resolved
 
 BUCKET: Final = 2**24  # maximum of numbers reduced together; one larger parameter is reduced alone
 ALIGNED: Final = 1024  # numbers of a file: DeepSpeed reads and writes in units of 1 KiB
@@ -63,7 +65,7 @@ def idle_offload(spec: Spec, chosen: DeepspeedSettings) -> Iterator[tuple[str, s
                 yield name, "the device of the ranks is the host itself"
 
 
-def offload_config(resolved: Resolved, chosen: DeepspeedSettings) -> dict[str, Any]:
+def offload_config(resolved: "Resolved", chosen: DeepspeedSettings) -> dict[str, Any]:
     """Return the part of `zero_optimization`."""
     found: dict[str, Any] = {}
     for name, place in chosen.offloading.items():
@@ -78,7 +80,7 @@ def aio_config(chosen: DeepspeedSettings) -> dict[str, Any]:
     return {"aio": dict(AIO)} if "nvme" in chosen.offloading.values() else {}
 
 
-def file_bytes(resolved: Resolved, chosen: DeepspeedSettings) -> int:
+def file_bytes(resolved: "Resolved", chosen: DeepspeedSettings) -> int:
     """Return the maximum size of a rank's files: its piece of the updated weights, of their gradients and moments, and
     of the parameters in the compute format."""
     trained = sum(tensor.size for tensor in resolved.inventory.tensors if tensor.trained)
@@ -88,7 +90,7 @@ def file_bytes(resolved: Resolved, chosen: DeepspeedSettings) -> int:
     return numbers * (updated + computed)
 
 
-def offload_text(resolved: Resolved, chosen: DeepspeedSettings) -> str:
+def offload_text(resolved: "Resolved", chosen: DeepspeedSettings) -> str:
     """Return a clause that says where state is kept and what is transferred between device and host."""
     text, ranks = "", resolved.size("replicate")
     piece = -(-sum(tensor.size for tensor in resolved.inventory.tensors if tensor.trained) // ranks)
@@ -105,7 +107,7 @@ def offload_text(resolved: Resolved, chosen: DeepspeedSettings) -> str:
     return text
 
 
-def moved(resolved: Resolved, chosen: DeepspeedSettings, states: OwnedBytes, piece: int, computed: int) -> OwnedBytes:
+def moved(resolved: "Resolved", chosen: DeepspeedSettings, states: OwnedBytes, piece: int, computed: int) -> OwnedBytes:
     """Return a rank's bytes on the device and in host memory, from the `states` of its stage. piece: bytes of its shard
     of the updated weights; computed: bytes of its shard in the compute format."""
     from xtrain.plan.mesh import device_kind
@@ -134,7 +136,7 @@ def moved(resolved: Resolved, chosen: DeepspeedSettings, states: OwnedBytes, pie
     )
 
 
-def _gradients(resolved: Resolved, chosen: DeepspeedSettings, states: OwnedBytes, piece: int) -> tuple[int, int]:
+def _gradients(resolved: "Resolved", chosen: DeepspeedSettings, states: OwnedBytes, piece: int) -> tuple[int, int]:
     """Return the bytes of gradients on the device and in host memory with an offloaded update."""
     if chosen.offload_optimizer == "nvme":
         return 0, piece + BYTES[resolved.formats.params] * _optimizer_buffers(resolved) * _group_numbers(
@@ -153,14 +155,14 @@ def _gradients(resolved: Resolved, chosen: DeepspeedSettings, states: OwnedBytes
     return passing, piece + passing + (min(whole, piece + 2 * passing) if resolved.batch.accumulate > 1 else 0)
 
 
-def bucket_numbers(resolved: Resolved) -> int:
+def bucket_numbers(resolved: "Resolved") -> int:
     """Return the numbers per bucket, also the maximum of a group that stage 3 updates at once, not counting its last
     parameter; even, as DeepSpeed requires."""
     numbers = sum(tensor.size for tensor in resolved.inventory.tensors if tensor.trained)
     return min(BUCKET, numbers + numbers % 2)
 
 
-def _buffers(resolved: Resolved, name: str) -> dict[str, Any]:
+def _buffers(resolved: "Resolved", name: str) -> dict[str, Any]:
     """Return the settings of file buffers: for the optimizer one for weights, gradients and each moment of a parameter
     group; for parameters one for each that a module needs at once."""
     if name == "offload_optimizer":
@@ -170,17 +172,17 @@ def _buffers(resolved: Resolved, name: str) -> dict[str, Any]:
     return {"buffer_count": PARAMETERS_AT_ONCE, "buffer_size": size, "max_in_cpu": 0}
 
 
-def _optimizer_buffers(resolved: Resolved) -> int:
+def _optimizer_buffers(resolved: "Resolved") -> int:
     return 2 + max(resolved.moment_counts)
 
 
-def _group_numbers(resolved: Resolved, piece: int) -> int:
+def _group_numbers(resolved: "Resolved", piece: int) -> int:
     """Return the numbers in the largest parameter group that is updated at once, for a piece of `piece` bytes."""
     most = bucket_numbers(resolved) + -(-_largest(resolved) // resolved.size("replicate"))
     return _aligned(min(piece // BYTES[resolved.formats.params], most))
 
 
-def _largest(resolved: Resolved) -> int:
+def _largest(resolved: "Resolved") -> int:
     return max(tensor.size for tensor in resolved.inventory.tensors if tensor.trained)
 
 

@@ -2,10 +2,9 @@
 
 from typing import Final, Literal
 
-from attrs import frozen
-
 from xtrain.dsl.schema.parallel import StackSettings
 from xtrain.dsl.schema.setting import Range, mesh_setting
+from xtrain.lazy_attrs import frozen
 
 Place = Literal["none", "cpu", "nvme"]
 OFFLOADING: Final = ("offload_optimizer", "offload_param")

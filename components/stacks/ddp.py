@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from attrs import frozen
-
 from xtrain.blocks.op_trace import CollectiveCall
 from xtrain.contracts.stacks import PlannedStack
 from xtrain.dsl.schema.parallel import STACKS
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import EMBEDDING
 from xtrain.text.units import BYTES, bytes_text, plural
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.op_trace import CollectiveCall
 from xtrain.components.stacks._deepspeed_offload import (
@@ -22,6 +22,7 @@ from xtrain.components.stacks._deepspeed_settings import DeepspeedSettings
 from xtrain.contracts.stacks import PlannedStack
 from xtrain.dsl.schema.parallel import STACKS
 from xtrain.dsl.schema.setting import Conflict
+from xtrain.lazy_attrs import frozen
 from xtrain.text.units import BYTES, bytes_text, plural
 
 if TYPE_CHECKING:

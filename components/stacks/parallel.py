@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-
 from xtrain.contracts.stacks import PlannedStack
 from xtrain.dsl.schema.parallel import STACKS
+from xtrain.lazy_attrs import frozen
 
 if TYPE_CHECKING:
     from xtrain.blocks.op_trace import CollectiveCall

@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from attrs import frozen
-
 from xtrain.blocks.op_trace import CollectiveCall
 from xtrain.contracts.stacks import PlannedStack
 from xtrain.dsl.schema.parallel import STACKS, StackSettings
 from xtrain.dsl.schema.setting import Conflict, Range, at_least, execution_setting, mesh_setting
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.graph import StepNode
 from xtrain.text.units import BYTES, bytes_text, plural, seconds_text
 

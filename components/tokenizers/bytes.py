@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
-
 from xtrain.dsl.schema.data_components import TOKENIZERS, TokenizerKind
+from xtrain.lazy_attrs import frozen
 
 SIZE: Final = 258  # 256 byte values, bos, eos
 SPECIAL: Final = {256: "⟨bos⟩", 257: "⟨eos⟩"}

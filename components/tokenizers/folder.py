@@ -5,9 +5,8 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Final
 
-from attrs import frozen
-
 from xtrain.dsl.schema.data_components import TOKENIZERS, TokenizerKind
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.canonical import portable
 from xtrain.plan.data import find_chat_template
 from xtrain.plan.vocabulary import ADDED, CONFIG, SPECIALS, find_special_tokens, read_vocabulary

@@ -1,11 +1,10 @@
 """`tokenizer hub("org/name", revision = "…")`: the tokenizer of a snapshot in the cache of huggingface_hub."""
 
-from attrs import frozen
-
 from xtrain.components.tokenizers.folder import Folder
 from xtrain.dsl.checking.config_json import snapshot_folder
 from xtrain.dsl.schema.data_components import TOKENIZERS
 from xtrain.dsl.schema.model import snapshot_named
+from xtrain.lazy_attrs import frozen
 
 
 @TOKENIZERS.register()

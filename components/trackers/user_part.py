@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedTracker
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.run import TRACKERS
+from xtrain.lazy_attrs import frozen
 
 
 @TRACKERS.user

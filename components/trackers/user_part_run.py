@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from attrs import define
-
+from xtrain.lazy_attrs import define
 from xtrain.plan.plan import Plan
 from xtrain.records.lines import Event, as_object
 from xtrain.records.metrics import StepMetrics

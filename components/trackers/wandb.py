@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedTracker
 from xtrain.dsl.schema.run import TRACKERS
 from xtrain.dsl.schema.setting import execution_setting, settings_of
 from xtrain.dsl.values import value_of
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.findings import Findings
 
 # W&B's limits for names.

@@ -9,8 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import define
-
+from xtrain.lazy_attrs import define
 from xtrain.records.lines import Event, as_object
 from xtrain.records.metrics import StepMetrics
 from xtrain.records.training_events import GenerateEvent, RollbackEvent

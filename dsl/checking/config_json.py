@@ -12,12 +12,11 @@ from json.decoder import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
-
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Remediable, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.model import FAMILIES, ModelFolder
 from xtrain.dsl.schema.model_config import USUAL, WholeModel, is_metadata
+from xtrain.lazy_attrs import frozen
 
 MOST_DIGITS: Final = 40  # of a whole number: more than any size has
 

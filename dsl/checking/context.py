@@ -6,7 +6,7 @@ from types import UnionType
 from typing import Any, Final, Literal, Protocol, Union, get_args, get_origin
 
 import attrs
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.diagnostics.suggest import closest
@@ -21,6 +21,7 @@ from xtrain.dsl.schema.data_components import LINKS
 from xtrain.dsl.schema.setting import Setting, attributes_of, open_setting, settings_of, spelled
 from xtrain.dsl.spec import Origin
 from xtrain.dsl.values import Dimension, MeasuredNumber, Metric, Quantity
+from xtrain.lazy_attrs import frozen
 
 _PLAIN: Final = {
     bool: False,

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
-
 from xtrain.dsl.checking.config_json import (
     CONFIG,
     ConfigEntry,
@@ -28,6 +26,7 @@ from xtrain.dsl.schema.data_components import TOKENIZERS, Tokenizer
 from xtrain.dsl.schema.model import FAMILIES, Model, ModelFolder, snapshot_text
 from xtrain.dsl.schema.model_config import (
     CONTEXT,
+    PARTIAL,
     REFUSED,
     ROPE_KEYS,
     ROPE_NEEDED,
@@ -43,6 +42,7 @@ from xtrain.dsl.schema.model_config import (
     yarn_magnitude,
 )
 from xtrain.dsl.schema.setting import AUTO, resuming_of
+from xtrain.lazy_attrs import frozen
 
 # Settings that may differ from the file: future training, and initialization of weights.
 FREE: Final = ("loss", "elsewhere")
@@ -77,7 +77,8 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
     from xtrain.dsl.checking.model_code import CodeUnusable, describe
 
     try:
-        reading.take(describe({name: entry.value for name, entry in entries.items()}))
+        remote = folder.path if folder is not None and _is_remote(section) else ""
+        reading.take(describe({name: entry.value for name, entry in entries.items()}, remote))
     except CodeUnusable as problem:
         diagnostics.error("X529", f"{source.path}: {problem}", entries["model_type"].span, hint=problem.hint)
         return _without_family(section, label)
@@ -90,9 +91,14 @@ def _without_family(section: Section, label: Value) -> None:
     section.entries.pop("code", None)  # which only the family of all other types has
 
 
-def settings_in_folder(folder: str, *, code: bool = False) -> tuple[dict[str, Any], Diagnostics]:
+def _is_remote(section: Section) -> bool:
+    """Return True if the section chooses the modeling files of the folder."""
+    return "code" in section.entries and section.entries["code"].value.data == Word("remote")
+
+
+def settings_in_folder(folder: str, *, code: str = "") -> tuple[dict[str, Any], Diagnostics]:
     """Return the settings of a model that the `config.json` of a folder determines (of a nested block as
-    `router.normalise`), and its diagnostics. code: whatever its type, transformers' code computes it."""
+    `router.normalise`), and its diagnostics. code: whose code computes it, whatever its type; empty: by its type."""
     section, diagnostics = _section_of(folder, code)
     if diagnostics.has_errors:
         return {}, diagnostics
@@ -109,14 +115,14 @@ def family_in_folder(folder: str) -> str | None:
     return None if diagnostics.has_errors else section.labels[0].value.data.text
 
 
-def _section_of(folder: str, code: bool = False) -> tuple[Section, Diagnostics]:
+def _section_of(folder: str, code: str = "") -> tuple[Section, Diagnostics]:
     """Return a section `model` filled from the `config.json` of a folder, and its diagnostics."""
     section, diagnostics = Section("model"), Diagnostics()
     path = str(Path(folder).absolute())
     span = Span(SourceText(folder, path), 0, len(path))
     section.labels = [Label(Value(path, span))]
     if code:
-        section.entries["code"] = SectionEntry(span, Value(Word("transformers"), span))
+        section.entries["code"] = SectionEntry(span, Value(Word(code), span))
     folder_of(section, diagnostics)
     return section, diagnostics
 
@@ -181,7 +187,8 @@ def tokenizer_of(model: ModelFolder) -> Tokenizer:
     """Return the tokenizer in the folder of a model."""
     if model.repo:
         return Tokenizer(snapshot_text(model.repo, model.revision))
-    return Tokenizer(f"./{model.path}" if model.path in TOKENIZERS else model.path)
+    is_name = model.path.isidentifier() and model.path in TOKENIZERS
+    return Tokenizer(f"./{model.path}" if is_name else model.path)
 
 
 @frozen
@@ -296,8 +303,8 @@ class _Reading:
                 found = ConfigEntry(theta, entry.span)
             elif name == ROPE[1] and local is None and entry.value and (outer is None or outer.value is None):
                 self._check_replaced(found)
-            if inside.get("partial_rotary_factor") == 1:
-                inside.pop("partial_rotary_factor")
+            if inside.get(PARTIAL) == 1 or any(key.name == PARTIAL for key in self.config.keys):
+                inside.pop(PARTIAL, None)
             if local is not None and name == ROPE[1] and self._lacks_type(inside):
                 hint = "write it as `rope_type`, or remove the scaling"
                 message = (
@@ -352,7 +359,7 @@ class _Reading:
                 )
                 message += f"`{local.key}` is {short_json(found.value)}"
                 self.diagnostics.error("X522", message, found.span, hint="keep the intended one")
-            harmless = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1}
+            harmless = {"rope_type": "default", "type": "default", PARTIAL: 1}
             if any(value is not None and harmless.get(name) != value for name, value in inside.items()):
                 part = ConfigEntry(entry.value[local.local], entry.span)
                 self._refuse(f"{ROPE[0]}.{local.local}", part, "of type default, with only a base")
@@ -396,7 +403,7 @@ class _Reading:
             elif value is not None:
                 found[setting] = value
         for each, value in inside.items():
-            if value is not None:
+            if value is not None and each not in self.config.rope_harmless:
                 self._unknown(f"{name}.{each}", ConfigEntry(value, entry.span))
                 good = False
         before: Any = found.get("original")

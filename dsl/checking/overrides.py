@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
-from attrs import define, field, frozen
+from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import closest
@@ -22,6 +22,7 @@ from xtrain.dsl.spec import Spec
 from xtrain.dsl.syntax import tree as s
 from xtrain.dsl.syntax.parser import parse_expression
 from xtrain.dsl.values import Dimension, Quantity
+from xtrain.lazy_attrs import define, frozen
 
 if TYPE_CHECKING:
     from xtrain.dsl.checking.user_parts import DeclaredParts
@@ -244,8 +245,8 @@ class Overriding:
             self._enter(section, name, span, self._value(override.value))
         elif name not in known:
             self._no_such(name, span, known, f"setting of `{section.kind}`")
-        elif blocks.is_block(known[name][0].type):
-            self._descend(known[name][0].type, section.block(name), override, rest[1:])
+        elif blocks.is_block(inner := known[name][0].type):
+            self._descend(inner, section.block(name), override, rest[1:])
         elif len(rest) > 1:
             self._wrong(f"`{name}` is a setting, not a block", rest[1][1], f"write `--set …{name}=value`")
         else:

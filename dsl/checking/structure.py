@@ -83,7 +83,7 @@ class Structurer:
         """Take the tokenizer in the model's folder for a spec without `tokenizer`."""
         if (folder := built["model"].folder) is not None:
             built["tokenizer"] = tokenizer_of(folder)
-        elif "model.folder" in self.origins:  # an unreadable folder, which is reported
+        elif "model.folder" in self.unknown.paths:  # an unreadable folder, which is reported
             built["tokenizer"] = stand_in_block(Tokenizer)
             self.unknown.kind("tokenizer")
         else:

@@ -4,10 +4,10 @@ import os
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Literal, Union, cast, get_args, get_origin
 
 import attrs
-from attrs import define, field
+from attrs import field
 
 from xtrain.dsl.checking.context import Context, Converter
 from xtrain.dsl.checking.convert import settled
@@ -36,10 +36,11 @@ from xtrain.dsl.syntax import tree as s
 from xtrain.dsl.syntax.lexer import UNIT_WORDS
 from xtrain.dsl.syntax.tree import CONSTANTS
 from xtrain.dsl.user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest
-from xtrain.dsl.user_parts.kinds import PART_KINDS
-from xtrain.dsl.user_parts.reader import Declared, read_parts
-from xtrain.dsl.user_parts.signatures import REQUIRED
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import define
+
+if TYPE_CHECKING:
+    from xtrain.dsl.user_parts.reader import Declared  # a spec without `use` needs no reader
 
 # Kinds without a block keyword: they are nested in other blocks, or called.
 _INSIDE: Final = {registry.word: registry for registry in (ACTIONS, TRACKERS, SOURCES, LINKS)}
@@ -47,9 +48,9 @@ _INSIDE: Final = {registry.word: registry for registry in (ACTIONS, TRACKERS, SO
 _COMPONENTS: dict[tuple[str, str, str, str], type[UserComponent]] = {}
 
 
-def component_of(declared: Declared, module: str, digest: str) -> type[UserComponent]:
+def component_of(declared: "Declared", module: str, digest: str) -> type[UserComponent]:
     """Return the class of blocks and calls that choose a function."""
-    block = PART_KINDS[declared.kind].block or declared.kind
+    block = declared.part.block or declared.kind
     place = (block, module, declared.name, digest)
     if place not in _COMPONENTS:
         registry = _INSIDE.get(block) or registry_of(blocks.KINDS[block])
@@ -61,14 +62,14 @@ def component_of(declared: Declared, module: str, digest: str) -> type[UserCompo
         labelled = key in attrs.fields_dict(base)
         attributes: dict[str, Any] = {key: attrs.field(default=declared.name, type=str)} if labelled else {}
         for each in declared.parameters:
-            default = attrs.NOTHING if each.default is REQUIRED else each.default
+            default = attrs.NOTHING if each.required else each.default
             attributes[f"{each.name}_"] = parameter(each.name, each.type, default, each.check, each.doc)
         component = attrs.make_class(declared.name, attributes, bases=(base,), frozen=True, slots=True)
         component.__doc__ = f"`{block} {declared.name} {{ … }}`: {declared.does or 'of your own'}"
         component.module, component.function, component.digest = module, declared.name, digest
         component.declared, component.filled, component.purpose = declared.options, declared.filled, declared.does
         component.declaration = declared
-        if not labelled and PART_KINDS[declared.kind].block:  # else the kind is the same for all
+        if not labelled and declared.part.block:  # else the kind is the same for all
             component.kind = declared.name
         _COMPONENTS[place] = component
     return _COMPONENTS[place]
@@ -87,7 +88,7 @@ def names_taken(block: str) -> tuple[str, ...]:
 class DeclaredPart:
     """A user function. module: as a plan names it. digest: of its content. use: the statement that declares it."""
 
-    declared: Declared
+    declared: "Declared"
     module: str
     digest: str
     use: Span = field(repr=False)
@@ -101,7 +102,9 @@ class DeclaredPart:
         place = Value(call, call.name_span, value.via)
         note = ((f"`{name}` is declared here", declared.span),)
         if declared.kind != kinds.word:
-            own = PART_KINDS[declared.kind]
+            from xtrain.dsl.user_parts.kinds import PART_KINDS
+
+            own = declared.part
             other = next(kind for kind in PART_KINDS.values() if kind.name == kinds.word)
             message = f"`{name}` is {own.noun}, and {context.subject} takes {other.noun}"
             raise TypeMismatch("X219", message, place, hint=f"{own.noun} {own.chosen}", notes=note)
@@ -110,7 +113,7 @@ class DeclaredPart:
         given = self._given(call, around)
         if given is None:
             return FAILED
-        missing = [p.name for p in declared.parameters if p.default is REQUIRED and p.name not in given]
+        missing = [p.name for p in declared.parameters if p.required and p.name not in given]
         if missing:
             needed = joined([f"`{each}`" for each in missing], "and")
             raise TypeMismatch("X220", f"`{name}` needs {needed}", place, hint=f"write `{self.form()}`", notes=note)
@@ -127,7 +130,7 @@ class DeclaredPart:
 
     def form(self) -> str:
         """Return how it is written: its name with the required arguments."""
-        needed = [f"{p.name} = …" for p in self.declared.parameters if p.default is REQUIRED]
+        needed = [f"{p.name} = …" for p in self.declared.parameters if p.required]
         brackets = bool(needed) or self.declared.kind == "source"
         return f"{self.declared.name}({', '.join(needed)})" if brackets else self.declared.name
 
@@ -243,7 +246,7 @@ class DeclaredParts(dict[str, DeclaredPart]):
         if members_of(block) is TRACKERS:
             return self._with_trackers(block, section)
         part = self.get(label_text(section)) if issubclass(block, Component) else None
-        if part is None or blocks.KINDS.get(PART_KINDS[part.declared.kind].block) is not block:
+        if part is None or blocks.KINDS.get(part.declared.part.block) is not block:
             return block
         part.used = True
         return part.component()
@@ -261,7 +264,7 @@ class DeclaredParts(dict[str, DeclaredPart]):
 
     def _own(self, registry: Registry[Any]) -> dict[str, Any]:
         """Return the user components of a kind, by name."""
-        own = {name: part for name, part in self.items() if PART_KINDS[part.declared.kind].block == registry.word}
+        own = {name: part for name, part in self.items() if part.declared.part.block == registry.word}
         return {name: part.component() for name, part in own.items()}
 
     def check_label(self, block: type, section: Section, diagnostics: Diagnostics) -> bool:
@@ -274,7 +277,7 @@ class DeclaredParts(dict[str, DeclaredPart]):
             return False
         if not (registry or block in _OF_USERS) or part is None or part.declared.name in (registry or ()):
             return True
-        own, span = PART_KINDS[part.declared.kind], section.labels[0].value.span
+        own, span = part.declared.part, section.labels[0].value.span
         message = f"`{part.declared.name}` is {own.noun}, and the label of `{section.kind}` names another kind"
         notes = [(f"`{part.declared.name}` is declared here", part.declared.span)]
         part.used = True
@@ -289,7 +292,7 @@ class DeclaredParts(dict[str, DeclaredPart]):
 
     def _unknown(self, block: type, section: Section, diagnostics: Diagnostics) -> None:
         name, span = label_text(section), section.labels[0].value.span
-        own = [each for each, part in self.items() if blocks.KINDS.get(PART_KINDS[part.declared.kind].block) is block]
+        own = [each for each, part in self.items() if blocks.KINDS.get(part.declared.part.block) is block]
         meant = closest(name, own)
         hint = f"did you mean `{meant}`?" if meant else f"`use` names the module of a function with `@{section.kind}`"
         message = f"there is no function `{span.text}` with `@{section.kind}`"
@@ -301,7 +304,7 @@ class DeclaredParts(dict[str, DeclaredPart]):
         registry = registry_of(block)
         if registry is None:
             return attribute
-        own = [name for name, part in self.items() if PART_KINDS[part.declared.kind].block == registry.word]
+        own = [name for name, part in self.items() if part.declared.part.block == registry.word]
         return attribute.evolve(type=Literal[(*registry, *own)]) if own else attribute  # type: ignore[valid-type]
 
 
@@ -403,6 +406,9 @@ class _UseReader:
         self.parts.unread = True
 
     def _read(self, use: s.Use, module: str, found: PartModule, data: bytes, digest: str) -> None:
+        from xtrain.dsl.user_parts.kinds import PART_KINDS
+        from xtrain.dsl.user_parts.reader import read_parts
+
         span = use.target.span
         path = found.path.as_posix()
         order, self.order = self.order, self.order + 1
@@ -423,7 +429,7 @@ class _UseReader:
             self.parts.unread = True
         for each in declared or ():
             earlier = self.parts.get(each.name)
-            block = PART_KINDS[each.kind].block
+            block = each.part.block
             taken = (*names_taken(block), *CONSTANTS) if block else (*_TAKEN, *SOURCES, *LINKS)
             if each.name in taken:
                 message = f"`{each.name}` is already a word of the language"

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from attrs import frozen
-
 from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.lazy_attrs import frozen
 
 # Files of `pages/`, in the order in which codes are listed.
 FILES: Final = ("language", "layout", "course", "environment", "warnings", "data")

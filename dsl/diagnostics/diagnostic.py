@@ -6,7 +6,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TextIO
 
-from attrs import field, frozen
+from attrs import field
+
+from xtrain.lazy_attrs import frozen
 
 
 def printable(text: str) -> str:

@@ -6,9 +6,10 @@ A synonym is *same* (another name for the same number), *converted* (another uni
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, Final
 
-from attrs import frozen
+from xtrain.lazy_attrs import frozen
 
 
 @frozen
@@ -70,7 +71,7 @@ def ours(word: str, candidates: Iterable[str]) -> str | None:
 
 def synonym_of(word: str) -> Synonym | None:
     """Return the meaning of another trainer's `word`; None if it is not in the table."""
-    return SYNONYMS.get(word.lower())
+    return synonyms().get(word.lower())
 
 
 # Conversions ----------------------------------------------------------------------------------------------------------
@@ -314,7 +315,9 @@ _AMBIGUOUS: Final = {
 }  # fmt: skip
 
 
-def _table() -> dict[str, Synonym]:
+@cache
+def synonyms() -> Mapping[str, Synonym]:
+    """Return the settings of other trainers by name, in lower case."""
     found = {word: Synonym(tuple(names.split())) for names, words in _SAME.items() for word in words.split()}
     for words, (names, convert, hint) in _CONVERTED.items():
         found |= {word: Synonym(tuple(names.split()), hint.format(key=word), convert) for word in words.split()}
@@ -322,6 +325,3 @@ def _table() -> dict[str, Synonym]:
         hint = hint.replace("{words|", f"{{{words}|")
         found |= {word: Synonym(tuple(names.split()), hint) for word in words.split()}
     return found
-
-
-SYNONYMS: Final[Mapping[str, Synonym]] = _table()

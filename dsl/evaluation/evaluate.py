@@ -9,7 +9,7 @@ from collections.abc import Callable
 from collections.abc import Mapping as MappingOf
 from typing import Any, Final
 
-from attrs import define, field
+from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import did_you_mean, renamed
@@ -34,6 +34,7 @@ from xtrain.dsl.schema.setting import AUTO
 from xtrain.dsl.syntax import tree as s
 from xtrain.dsl.syntax.lexer import read_number
 from xtrain.dsl.values import EnvText, Quantity, Variable
+from xtrain.lazy_attrs import define
 
 
 def call(name: str, arguments: list[Any]) -> Any:

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from attrs import define, field
+from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import certain, closest, without
 from xtrain.dsl.evaluation.evaluate import Definition, Names
 from xtrain.dsl.evaluation.values import Value
 from xtrain.dsl.syntax import tree as s
-from xtrain.dsl.syntax.parser import MOST_TOKENS, parse_file
+from xtrain.lazy_attrs import define
 from xtrain.regular_files import read_regular
 
 
@@ -212,7 +212,9 @@ def _other_name(place: Span | None, meant: Path) -> Fix | None:
 
 class _IncludeReader:
     def __init__(self, reading: ReadStatements, diagnostics: Diagnostics, texts: Mapping[str, str]) -> None:
-        self.reading, self.diagnostics, self.texts = reading, diagnostics, texts
+        from xtrain.dsl.syntax.parser import MOST_TOKENS, parse_file  # a rank loads this module, but parses nothing
+
+        self.reading, self.diagnostics, self.texts, self.parse = reading, diagnostics, texts, parse_file
         self.bytes, self.tokens = LARGEST, MOST_TOKENS  # remaining allowance
         self.seen: dict[str, Span | None] = {}
 
@@ -234,7 +236,7 @@ class _IncludeReader:
         self.reading.sources.append(source)
         names = Names(params=self.reading.params)
         self.reading.files.append(names)
-        file = parse_file(source, self.diagnostics, self.tokens)
+        file = self.parse(source, self.diagnostics, self.tokens)
         self.tokens = max(0, self.tokens - file.tokens)
         self.reading.trees.append(file)
         self.reading.broken |= file.broken

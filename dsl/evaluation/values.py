@@ -6,12 +6,13 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import Note, Span
 from xtrain.dsl.schema.setting import AUTO
 from xtrain.dsl.syntax.lexer import UNIT_WORDS, number
 from xtrain.dsl.values import EnvText, Quantity
+from xtrain.lazy_attrs import frozen
 
 
 @frozen

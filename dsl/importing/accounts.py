@@ -3,11 +3,10 @@
 from enum import StrEnum
 from typing import Any, Final
 
-from attrs import frozen
-
 from xtrain.dsl.diagnostics.diagnostic import Span, printable
 from xtrain.dsl.importing.config_file import flat
 from xtrain.dsl.spec_text import value_text
+from xtrain.lazy_attrs import frozen
 
 _SHOWN: Final = 100  # characters of a value
 

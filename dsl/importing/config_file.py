@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.checking.config_json import STRICT
 from xtrain.dsl.diagnostics.diagnostic import SourceText, Span
+from xtrain.lazy_attrs import frozen
 from xtrain.regular_files import read_regular, reason_of
 
 LARGEST: Final = 1 << 20

@@ -19,6 +19,7 @@ from xtrain.dsl.schema.component import registry_of
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.spec_text import value_text
 from xtrain.dsl.starter import name_problem
+from xtrain.lazy_attrs import define
 
 
 def identifier(text: str, fallback: str = "imported") -> str:
@@ -29,14 +30,14 @@ def identifier(text: str, fallback: str = "imported") -> str:
     return name if name_problem(name) is None else f"{name}_run"
 
 
-@attrs.define
+@define
 class _DraftLine:
     text: str
     keys: tuple[str, ...]
     note: str
 
 
-@attrs.define
+@define
 class _Block:
     kind: str
     label: str = ""
@@ -45,7 +46,7 @@ class _Block:
     blocks: dict[str, "_Block"] = Factory(dict)
 
 
-@attrs.define
+@define
 class Draft:
     """A spec that an importer writes, and what became of each key.
 

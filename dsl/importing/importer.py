@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
-from attrs import frozen
-
 from xtrain.dsl.importing.config_file import ConfigFile, flat
 from xtrain.dsl.importing.draft import Draft
 from xtrain.dsl.schema.component import Component, Registry
+from xtrain.lazy_attrs import frozen
 
 IMPORTERS: Final = Registry["Importer"]("importer", "importers")
 

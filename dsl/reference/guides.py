@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from attrs import frozen
+from xtrain.lazy_attrs import frozen
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 _FENCE: Final = re.compile(r"^ *```")

@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import attrs
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.schema import actions, blocks
 from xtrain.dsl.schema.component import Registry, members_of, registry_of, variant, variants
@@ -16,6 +16,7 @@ from xtrain.dsl.schema.data_components import LINKS, SOURCES
 from xtrain.dsl.schema.setting import AUTO, Auto, Range, Role, Setting, at_least, open_setting, settings_of, spelled
 from xtrain.dsl.spec_text import value_text
 from xtrain.dsl.values import Dimension, Interval, MeasuredNumber, Metric, Quantity
+from xtrain.lazy_attrs import frozen
 
 ROLES: Final[dict[Role, str]] = {
     Role.EXPERIMENT: "affects the result: another value is another experiment",

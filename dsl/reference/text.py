@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
-from attrs import frozen
-
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText
 from xtrain.dsl.diagnostics.suggest import closest
 from xtrain.dsl.reference.reference import ROLES, Field, ReferencePage, every_page, pages
@@ -22,6 +20,7 @@ from xtrain.dsl.spec_text import value_text
 from xtrain.dsl.user_parts.kinds import PART_KINDS
 from xtrain.dsl.user_parts.reader import Declared, read_parts
 from xtrain.dsl.user_parts.signatures import REQUIRED, Parameter, Weight
+from xtrain.lazy_attrs import frozen
 
 
 @frozen

@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import Role, at_least, positive, setting
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 ACTIONS: Final = Registry["Action"]("action", "actions", contract="xtrain.contracts.actions.PlannedAction")
 TURN_OF_LOG: Final = 1
@@ -119,17 +118,18 @@ def action_of(op: str) -> type[Action] | None:
 
 def by_default() -> list[type[Action]]:
     """Return the actions that a run ticks by default, most frequent first."""
-    return sorted((kind for kind in ACTIONS.values() if kind.default_ticks), key=lambda kind: -kind.default_ticks)
+    kinds = [ACTIONS[name] for name in (*ACTIONS.constant("TICKED"), *ACTIONS.offered())]
+    return sorted((kind for kind in kinds if kind.default_ticks), key=lambda kind: -kind.default_ticks)
 
 
 def saving() -> Action:
     """Return the action with which a run saves its state by default."""
-    return next(kind for kind in ACTIONS.values() if kind.saves)()
+    return ACTIONS[ACTIONS.constant("SAVES")]()
 
 
 def stopping() -> Action:
     """Return the action that ends a run."""
-    return next(kind for kind in ACTIONS.values() if kind.stops)()
+    return ACTIONS[ACTIONS.constant("STOPS")]()
 
 
 @frozen

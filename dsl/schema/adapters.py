@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import attrs
-from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.optimizers import OF_STEP, Optimizer
 from xtrain.dsl.schema.setting import Auto, Role, TextCheck, file_path, is_unspoken, label, setting, settings_of, unless
+from xtrain.lazy_attrs import frozen
 
 DROPOUT_CHUNK: Final = 2**20  # input elements per dropout draw
 ADAPTERS: Final = Registry["Adapter"](
@@ -119,7 +119,7 @@ class Adapter(Component):
         return self.unfit_for_task()
 
 
-@attrs.frozen
+@frozen
 class TaskAdapters(Adapter):
     """Adapters of several tasks over one model, by task name, in plan order. A spec creates it with `task` blocks, not
     by name."""

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import Component, Registry, named
 from xtrain.dsl.schema.setting import (
     AUTO,
@@ -23,6 +21,7 @@ from xtrain.dsl.schema.setting import (
     web_origin,
 )
 from xtrain.dsl.values import Interval, Quantity
+from xtrain.lazy_attrs import frozen
 
 CLUSTERS: Final = Registry["Cluster"](
     "cluster",

@@ -9,16 +9,22 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
-from importlib.metadata import EntryPoint, entry_points
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, ClassVar, Final, Generic, Literal, TypeGuard, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeGuard, TypeVar, get_args, get_origin
 
 import attrs
 
 from xtrain.dsl.schema.setting import Range, Setting, complete
 from xtrain.dsl.values import HiddenText, digests_in
+from xtrain.lazy_attrs import frozen
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 C = TypeVar("C", bound="Component")
 PACKAGE: Final = f"{__name__.partition('.dsl.')[0]}.components"
@@ -31,7 +37,7 @@ _USER: Final = "user_part"
 COMPUTED: Final = object()
 
 
-@attrs.frozen
+@frozen
 class Offer:
     """Name and provider of a component. word: name of the component's kind. package: `xtrain`, or the installed package
     that offers it."""
@@ -139,7 +145,12 @@ def _plain(value: Any) -> Any:
 
 def named(name: str) -> Any:
     """Declare `kind` (or the registry's `key`) with the name by which a spec chooses the component."""
-    return attrs.field(default=name)
+    return attrs.field(default=name, metadata={"named": name})
+
+
+@frozen
+class _Named:
+    kind: str = named("")
 
 
 class Registry(Generic[C], Mapping[str, type[C]]):
@@ -197,9 +208,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         """Return a decorator that registers a component."""
 
         def add(component: type[C]) -> type[C]:
-            own = component.__dict__.get(self.key)
-            name = own if isinstance(own, str) else attrs.fields_dict(component)[self.key].default
-            assert isinstance(name, str)
+            name = self._name_of(component)
             known = self._own.get(name)
             assert known is None or known.__module__ == component.__module__, f"{self.word} {name} is defined twice"
             ours = component.__module__.startswith(f"{PACKAGE}.")
@@ -210,6 +219,14 @@ class Registry(Generic[C], Mapping[str, type[C]]):
             return component
 
         return add
+
+    def _name_of(self, component: type[C]) -> str:
+        """Return the name that a class declares, without its fields, which would build it."""
+        own = vars(component).get(self.key)
+        own = getattr(own, "metadata", {}).get("named", own)
+        name = own if isinstance(own, str) else attrs.fields_dict(component)[self.key].default
+        assert isinstance(name, str)
+        return name
 
     def _check_contract(self, component: type[C]) -> None:
         """Raise TypeError for a component that lacks the methods which planning calls."""
@@ -290,6 +307,14 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     def _default(self) -> str:
         return getattr(self._package, "DEFAULT", "")
 
+    def constant(self, name: str) -> Any:
+        """Return a constant of the folder with the components."""
+        return getattr(self._package, name)
+
+    def offered(self) -> list[str]:
+        """Return the names of the components that installed packages offer."""
+        return [name for name in self._names() if name not in self._files]
+
     @property
     def _package(self) -> ModuleType:
         return importlib.import_module(f"{PACKAGE}.{self.folder}")
@@ -308,9 +333,9 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     # The kind as one block: for messages about a block with an unknown label ----------------------------------------
 
     def label(self) -> attrs.Attribute:
-        """Return the label attribute, with all registered names as its words."""
-        label = attrs.fields_dict(self.default)[self.key]
-        return label.evolve(type=Literal[tuple(self)], default=attrs.NOTHING)  # type: ignore[valid-type]
+        """Return the label attribute, with all registered names as its words; no component is loaded for it."""
+        words = Literal[tuple(self)]  # type: ignore[valid-type]
+        return attrs.fields(_Named).kind.evolve(name=self.key, alias=self.key, type=words, default=attrs.NOTHING)
 
     def settings(self) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
         """Return the settings of all components; `only` and `required_by` say which components have them. If several
@@ -361,9 +386,38 @@ def _words_of(types: Sequence[Any]) -> Any:
 
 
 @cache
-def offered_modules() -> Sequence[EntryPoint]:
-    """Return the modules with components that installed packages offer. The query takes several ms."""
+def offered_modules() -> "Sequence[EntryPoint]":
+    """Return the modules with components that installed packages offer.
+
+    `importlib.metadata` takes 20 ms, so it is imported only if a package may offer one.
+    """
+    if not _may_be_offered():
+        return ()
+    from importlib.metadata import entry_points
+
     return tuple(entry_points(group=ENTRY_POINTS))
+
+
+def _may_be_offered() -> bool:
+    """Return True if an installed package has entry points for components, or if only `importlib.metadata` can tell:
+    metadata in archives and eggs, and of other finders."""
+    if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
+        return True
+    for path in map(Path, sys.path):
+        try:
+            entries = list(path.iterdir())
+        except NotADirectoryError:
+            return True
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.suffix == ".egg":
+                return True
+            if entry.suffix in (".dist-info", ".egg-info"):
+                with suppress(OSError):
+                    if ENTRY_POINTS.encode() in (entry / "entry_points.txt").read_bytes():
+                        return True
+    return False
 
 
 def load_offered() -> None:
@@ -418,7 +472,7 @@ def variant(block: type, label: Any) -> type:
     registry = registry_of(block)
     if registry is None:
         return complete(block)
-    return registry.get(label, registry.default)
+    return registry[label] if label in registry else registry.default  # noqa: SIM401  it loads nothing else
 
 
 def variants(block: type) -> tuple[type, ...]:

@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-from attrs import frozen
-
 from xtrain.dsl.schema.data_components import Source
 from xtrain.dsl.schema.losses import WEIGHTS
 from xtrain.dsl.schema.setting import (
@@ -21,6 +19,7 @@ from xtrain.dsl.schema.setting import (
     share,
 )
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 
 def is_template_text(template: str) -> bool:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin
 
 import attrs
-from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import AUTO, Auto, file_path, label, settings_of
+from xtrain.lazy_attrs import frozen
 
 PACKINGS: Final = Registry["Packing"]("packing", "packings", call="{}", order=lambda packing: packing.balances)
 
@@ -289,4 +289,5 @@ def usual_chain(conversations: bool = False) -> tuple[Link, ...]:
 
 def row_link(chain: tuple[Link, ...]) -> RowLink:
     """Return the row link of a chain, or of the default chain."""
-    return next(link for link in (*chain, *usual_chain()) if isinstance(link, RowLink))
+    of_chain = next((link for link in chain if isinstance(link, RowLink)), None)
+    return of_chain or next(link for link in usual_chain() if isinstance(link, RowLink))

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import Conflict, Role, file_path, not_negative, positive, setting, values_of
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 LOSSES: Final = Registry["Loss"]("loss", "losses", op="setup.loss")
 

@@ -1,9 +1,11 @@
 """Model definition: `model` and its `router`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ClassVar, Final, Literal
 
 import attrs
-from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.model_config import MOST_EXPERTS, MOST_FURTHER, MOST_LAYERS, ModelConfig, Rope
@@ -19,6 +21,7 @@ from xtrain.dsl.schema.setting import (
     setting,
     settings_of,
 )
+from xtrain.lazy_attrs import frozen
 
 FAMILIES: Final = Registry["Model"](
     "model",
@@ -55,6 +58,20 @@ class Router:
     z_loss: float = setting(
         "weight of the mean squared log-sum-exp of the router logits", default=0.0, check=not_negative, resuming="loss"
     )
+
+
+# False in commands that execute no code of a spec's author, such as modeling files in a folder.
+EXECUTES: Final = ContextVar("executes", default=True)
+
+
+@contextmanager
+def executing_nothing() -> Iterator[None]:
+    """Start no process within the block that would execute code of a spec's author."""
+    token = EXECUTES.set(False)
+    try:
+        yield
+    finally:
+        EXECUTES.reset(token)
 
 
 @frozen

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
-from attrs import evolve, field, fields_dict, frozen
+from attrs import evolve, field, fields_dict
 
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, positive, setting
+from xtrain.lazy_attrs import frozen
 
 
 @frozen
@@ -218,8 +219,8 @@ class Only:
 class LocalRope:
     """Rotary positions of windowed layers that have their own base, without scaling.
 
-    setting: the setting of that base; key: its key in version 4 of transformers, default: its value if absent. full,
-    local: keys of `rope_parameters` (version 5) for layers without and with the window.
+    setting: the setting of that base; key: its key in version 4 of transformers, empty if it has none; default: its
+    value if absent. full, local: keys of `rope_parameters` (version 5) for layers without and with the window.
     """
 
     setting: str
@@ -251,12 +252,13 @@ class ModelConfig:
     """The part of `config.json` that a family supports.
 
     model_type, architectures: values of these keys; scores: the value of `architectures` if the model has a reward head
-    instead of logits, unless it is the usual one. keys: keys that determine settings. rope_theta: default base of the
-    frequencies. rope_keys: keys of `rope_parameters` or `rope_scaling` that determine settings of the family outside
-    `rope { … }`. local_rope: set if that base does not apply to all layers. rope: default of `rope_parameters`; empty:
-    no scaling. constant: settings that no key determines, with their values. only: keys with restricted values.
-    harmless: keys that may have any value. whole: a model that contains one of the family as a part. heads_divide:
-    transformers requires a width divisible by the number of heads.
+    instead of logits, unless it is the usual one; None: transformers has no such class. keys: keys that determine
+    settings. rope_theta: default base of the frequencies. rope_keys: keys of `rope_parameters` or `rope_scaling` that
+    determine settings of the family outside `rope { … }`. rope_harmless: keys there that may have any value.
+    local_rope: set if that base does not apply to all layers. rope: default of `rope_parameters`; empty: no scaling.
+    constant: settings that no key determines, with their values. only: keys with restricted values. harmless: keys that
+    may have any value. whole: a model that contains one of the family as a part. heads_divide: transformers requires a
+    width divisible by the number of heads.
     """
 
     model_type: str
@@ -271,11 +273,14 @@ class ModelConfig:
     harmless: frozenset[str] = frozenset()
     whole: WholeModel | None = None
     heads_divide: bool = False
-    scores: str = ""
+    scores: str | None = ""
+    rope_harmless: frozenset[str] = frozenset()
 
     @property
     def classifier(self) -> str:
-        """Class of transformers with a reward head."""
+        """Class of transformers with a reward head; empty if there is none."""
+        if self.scores is None:
+            return ""
         return self.scores or self.architectures[0].replace("ForCausalLM", "ForSequenceClassification")
 
 
@@ -402,6 +407,7 @@ ROPE_NEEDED: Final = ("factor", "low", "high")  # if the scaling reads them
 # Keys of yarn that together determine an absent `attention_factor`.
 ROPE_WEIGHTS: Final = ("mscale", "mscale_all_dim")
 CONTEXT: Final = "max_position_embeddings"
+PARTIAL: Final = "partial_rotary_factor"  # share of a head's numbers that are rotated
 
 
 def has_dense_blocks(config: Config) -> bool:

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Final, Literal
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import (
     Role,
@@ -21,6 +19,7 @@ from xtrain.dsl.schema.setting import (
     some_text,
 )
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 
 @frozen

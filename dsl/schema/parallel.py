@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, Final, Literal
 
-from attrs import fields, frozen
+from attrs import fields
 
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import (
@@ -17,6 +17,7 @@ from xtrain.dsl.schema.setting import (
     rank_count,
     setting,
 )
+from xtrain.lazy_attrs import frozen
 
 STACKS: Final = Registry["Stack"]("stack", "stacks", contract="xtrain.contracts.stacks.PlannedStack")
 PREFIX: Final = "setup.parallel."

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
 
-from attrs import frozen
-
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.losses import (
     ADVANTAGES,
@@ -28,6 +26,7 @@ from xtrain.dsl.schema.setting import (
     values_of,
 )
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 POLICY: Final = {
     "policy/ratio": (

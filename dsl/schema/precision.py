@@ -4,10 +4,10 @@ from math import prod
 from typing import Any, ClassVar, Final, Literal
 
 import attrs
-from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import Role, between, component_name, setting, settings_of, values_of
+from xtrain.lazy_attrs import frozen
 
 BASES: Final = Registry["Base"]("base", "bases")
 

@@ -5,7 +5,6 @@ from functools import cache
 from typing import Any, ClassVar, Final, Literal, Self
 
 import attrs
-from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry, UserComponent
 from xtrain.dsl.schema.setting import (
@@ -26,6 +25,7 @@ from xtrain.dsl.schema.setting import (
     values_of,
 )
 from xtrain.dsl.values import MeasuredNumber, Quantity
+from xtrain.lazy_attrs import frozen
 
 
 @frozen

@@ -9,7 +9,9 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import attrs
-from attrs import field, frozen
+from attrs import field
+
+from xtrain.lazy_attrs import frozen
 
 # Bytes of UTF-8. File systems allow 255; suffixes, such as the time at which a run is set aside, need some of them.
 LONGEST: Final = 200
@@ -112,7 +114,7 @@ class Role(StrEnum):
     EXECUTION = "execution"  # kernels, threads: the same experiment
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Setting:
     """Metadata of one field, stored under `attrs` metadata key `setting`.
 
@@ -293,7 +295,7 @@ def open_setting(block: type) -> tuple[attrs.Attribute, Setting] | None:
 # Ranges ---------------------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Range:
     """Range of allowed values: a function for the compiler, and data for the docs and for editors.
 
@@ -387,7 +389,7 @@ seed_range: Final = between(0, 2**64 - 1)
 rank_count: Final = between(1, 1_000_000)
 
 
-@attrs.frozen
+@frozen
 class Conflict:
     """A setting that conflicts with the rest of a spec. setting: its name. hint: what to write."""
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import attrs
-from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import Role, at_least, setting, values_of
 from xtrain.dsl.values import Dimension, Metric, Quantity
+from xtrain.lazy_attrs import frozen
 
 METHODS: Final = Registry["Method"]("method", "searches")
 

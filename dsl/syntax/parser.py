@@ -1,25 +1,17 @@
 """Parser: a text into a `File`, with a diagnostic for every unreadable item.
 
-lark calls a method of `TreeBuilder` for every rule of `grammar.lark`.
+A method of `TreeBuilder` builds the node of every rule of `grammar.lark`.
 """
 
-import os
-import sys
-from functools import cache
-from importlib.util import cache_from_source
-from pathlib import Path
+from functools import partial
 from typing import Any, Final
-
-from lark import Lark, Transformer
-from lark.exceptions import UnexpectedToken
-from lark.lexer import Lexer
-from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText
 from xtrain.dsl.syntax import tree as s
 from xtrain.dsl.syntax.layout import layout_tokens
 from xtrain.dsl.syntax.lexer import CORRECTED, tokenize
 from xtrain.dsl.syntax.syntax_errors import Explanation, explain
+from xtrain.dsl.syntax.table import Parse, UnfitToken
 from xtrain.dsl.syntax.tree import CLOSERS, OPENERS, SEPARATORS, Assign, Expression, File, Item, Token
 
 Parts = list[Any]
@@ -41,7 +33,7 @@ def _label(token: Token) -> s.Label:
             return s.FixedWord(token.span, token.text)
 
 
-class TreeBuilder(Transformer):
+class TreeBuilder:
     """Builds the syntax tree, one method per rule; `parts` are the named tokens and the nodes of the rule, in order."""
 
     def items(self, parts: Parts) -> tuple[s.Item, ...]:
@@ -179,32 +171,6 @@ class TreeBuilder(Transformer):
         return s.Entry(name.span.to(value.span), name, value)
 
 
-class _NoLexer(Lexer):
-    """Placeholder: the parser receives ready-made tokens."""
-
-    def __init__(self, lexer_conf: Any) -> None: ...
-
-    def lex(self, lexer_state: Any, parser_state: Any) -> Any:
-        return iter(())
-
-
-@cache
-def grammar() -> Lark:
-    """Return the parser of `grammar.lark`. Its table is computed once and cached next to the bytecode of this
-    module."""
-    text = Path(__file__).with_name("grammar.lark").read_text(encoding="utf-8")
-    options = {"parser": "lalr", "lexer": _NoLexer, "start": "file", "transformer": TreeBuilder()}
-    return Lark(text, cache=_table_file() or False, **options)
-
-
-def _table_file() -> str | None:
-    """Return the cache file of the table; None if Python writes no bytecode here either. lark compares grammar and
-    version."""
-    file = Path(cache_from_source(__file__)).with_suffix(".table")
-    writable = not sys.dont_write_bytecode and os.access(file.parent, os.W_OK)
-    return str(file) if writable or file.exists() else None
-
-
 MOST_TOKENS: Final = 2**16  # for a spec with all its includes: a hundred times the longest written by hand
 DEEPEST: Final = 50  # nested blocks; the language has two levels, but a text without closing braces may have any number
 
@@ -267,20 +233,20 @@ class _Parse:
     def __init__(self, tokens: list[Token], diagnostics: Diagnostics) -> None:
         self.tokens, self.diagnostics = tokens, diagnostics
         # For every item around the current token: the place of its first token, and the parser state before it.
-        self.begun: list[tuple[int, InteractiveParser]] = []
+        self.begun: list[tuple[int, Parse]] = []
         self.reported: int | None = None  # the item whose mistake has been explained
 
     def run(self) -> tuple[Item, ...]:
-        parser = grammar().parse_interactive("")
-        self.begun.append((0, parser.copy(deepcopy_values=False)))
+        parser = Parse(partial(getattr, TreeBuilder()))
+        self.begun.append((0, parser.copy()))
         at = 0
         while True:
             token = self.tokens[at]
             if token.starts_item:
                 self._begin(at, parser)
             try:
-                result = parser.feed_token(token)  # type: ignore[arg-type]
-            except UnexpectedToken:
+                result = parser.feed(token)
+            except UnfitToken:
                 explanation = self._explain(at, parser)
                 if explanation is not None and self._repair(explanation, at, parser):
                     at += explanation.replaces
@@ -288,16 +254,16 @@ class _Parse:
                 at, parser = self._give_up(at)
                 continue
             if token.type == "$END":
-                return result  # type: ignore[return-value]
+                return result
             at += 1
 
-    def _begin(self, at: int, parser: InteractiveParser) -> None:
+    def _begin(self, at: int, parser: Parse) -> None:
         depth = self.tokens[at].depth
         while self.begun and self.tokens[self.begun[-1][0]].depth >= depth:
             self.begun.pop()
-        self.begun.append((at, parser.copy(deepcopy_values=False)))
+        self.begun.append((at, parser.copy()))
 
-    def _explain(self, at: int, parser: InteractiveParser) -> Explanation | None:
+    def _explain(self, at: int, parser: Parse) -> Explanation | None:
         """Report the token that does not fit, unless its item or the lexer has reported already."""
         item = self._item_of(at)
         token = self.tokens[at]
@@ -317,20 +283,20 @@ class _Parse:
                 return first
         return None
 
-    def _repair(self, explanation: Explanation, at: int, parser: InteractiveParser) -> bool:
+    def _repair(self, explanation: Explanation, at: int, parser: Parse) -> bool:
         """Insert the token that was meant, if the explanation is certain of it."""
         meant = explanation.meant
         if meant is None or meant not in parser.accepts():
             return False
         token = self.tokens[at]
-        parser.feed_token(Token(meant, token.source, token.start, token.start, depth=token.depth))  # type: ignore[arg-type]
+        parser.feed(Token(meant, token.source, token.start, token.start, depth=token.depth))
         item = self._item_of(at)
         if meant in SEPARATORS and item is not None and token.depth == self.tokens[item].depth:
             token.starts_item = True
             self.reported = None
         return True
 
-    def _give_up(self, at: int) -> tuple[int, InteractiveParser]:
+    def _give_up(self, at: int) -> tuple[int, Parse]:
         """Replace the innermost item by `BROKEN`; return where to continue, and the parser state there.
 
         If the text around is broken too, an item of the layout may not be one for the parser; then the enclosing item
@@ -342,10 +308,10 @@ class _Parse:
         while True:
             try:
                 return self._replace(at)
-            except UnexpectedToken:
+            except UnfitToken:
                 self.begun.pop()
 
-    def _replace(self, at: int) -> tuple[int, InteractiveParser]:
+    def _replace(self, at: int) -> tuple[int, Parse]:
         place, parser = self.begun[-1]
         begin = self.tokens[place]
         end = max(at, place)
@@ -355,8 +321,8 @@ class _Parse:
         named = begin.type == "NAME" and end > place
         name = begin.text if named else self._defined_name(place)
         broken = Token("BROKEN", begin.source, begin.start, max(last.end, begin.start), name, depth=begin.depth)
-        parser = parser.copy(deepcopy_values=False)
-        parser.feed_token(broken)  # type: ignore[arg-type]
+        parser = parser.copy()
+        parser.feed(broken)
         return end, parser
 
     def _defined_name(self, place: int) -> str | None:

@@ -5,12 +5,11 @@ Each common mistake is a rule from `UnexpectedToken` to `Explanation` or None.
 
 from typing import Any, Final
 
-from attrs import frozen
-
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Fix, Span
 from xtrain.dsl.syntax.lexer import MULTIPLIERS, UNIT_WORDS, certain_unit, near_unit
 from xtrain.dsl.syntax.tree import OPENERS, STATEMENTS, Token
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 
 VALUES: Final = {"NUMBER", "STRING", "TRUE", "LSQB"}  # if all of these are accepted, a value is expected
 LABELS: Final = ("NAME", "STRING", "NUMBER", "AUTO", "NONE")

@@ -2,10 +2,11 @@
 
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import SourceText, Span
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import define, frozen
 
 SEPARATORS: Final = ("_COMMA", "_NEWLINE")
 OPENERS: Final = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import SourceText, Span
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.user_parts.files import nested_too_deeply
+from xtrain.lazy_attrs import frozen
 
 _MOST_CALLS: Final = 1000  # calls of functions of the module, per body
 _LARGEST: Final = 2**63

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
-from attrs import frozen
+from xtrain.lazy_attrs import frozen
 
 _SCALARS: Final[dict[str, Any]] = {"int": int, "float": float, "str": str, "bool": bool, "None": NoneType}
 _LISTS: Final = ("list", "tuple", "Sequence", "Iterable", "Collection", "List", "Tuple")

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.schema.data_components import KINDS as LINK_KINDS
 from xtrain.dsl.schema.model import ExpertTransformer
 from xtrain.dsl.schema.setting import settings_of
+from xtrain.lazy_attrs import frozen
 
 NOTHING: Final = "nothing"
 GRADIENTS: Final = "gradients"
@@ -244,7 +245,14 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
             block="model",
             composes=True,
         ),
-        PartKind("layer", "@layer", "is called in a function with `@family`", inputs=("x",), composes=True),
+        PartKind(
+            "layer",
+            "@layer",
+            "is called in a function with `@family`",
+            inputs=("x",),
+            options={"mixes": Option(("causal",), "way to mix positions")},
+            composes=True,
+        ),
     )
 }
 

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import did_you_mean
@@ -23,6 +23,7 @@ from xtrain.dsl.user_parts.kinds import (
     names_of,
 )
 from xtrain.dsl.user_parts.signatures import Parameter, SignatureReader, Weight
+from xtrain.lazy_attrs import frozen
 
 
 @frozen
@@ -30,7 +31,8 @@ class Declared:
     """A function or class that a decorator declares as a part.
 
     parameters: set by a spec; filled: names of parameters that the run fills. options: arguments of the decorator.
-    does: first line of its docstring, empty if there is none. weights: of a layer. body: of a composed function.
+    does: first line of its docstring, empty if there is none. weights, states: of a layer. body: of a composed
+    function.
     """
 
     kind: Kind
@@ -41,7 +43,13 @@ class Declared:
     does: str
     span: Span = field(repr=False)
     weights: tuple[Weight, ...] = ()
+    states: tuple[Weight, ...] = ()
     body: FunctionBody | None = field(default=None, repr=False, eq=False)
+
+    @property
+    def part(self) -> PartKind:
+        """Kind of part."""
+        return PART_KINDS[self.kind]
 
 
 def read_parts(source: SourceText, diagnostics: Diagnostics) -> list[Declared] | None:
@@ -181,9 +189,10 @@ class _PartReader:
             self._wrong("this is nested too deeply", self._span(deep), "split it into several statements")
             return None
         weights = self.signatures.weights(function) if kind == "layer" else ()
+        states = self.signatures.states(function) if kind == "layer" else ()
         fills = about.filled_with(options)
         parameters = self.signatures.parameters(function, kind, fills)
-        if weights is None or parameters is None:
+        if weights is None or states is None or parameters is None or self._wrong_states(name, options, states):
             return None
         if isinstance(node, ast.ClassDef):
             return Declared(kind, node.name, parameters, (), options, does, name)
@@ -193,7 +202,19 @@ class _PartReader:
         asked = {each.arg for each in (*placed[len(about.inputs) :], *node.args.kwonlyargs)}
         filled = tuple(each for each in fills if each in asked)
         body = FunctionBody(self.module, node) if about.composes else None
-        return Declared(kind, node.name, parameters, filled, options, does, name, weights, body)
+        return Declared(kind, node.name, parameters, filled, options, does, name, weights, states, body)
+
+    def _wrong_states(self, name: Span, options: dict[str, Any], states: tuple[Weight, ...]) -> bool:
+        """Return True, with a report, if a layer has states without mixing positions, or the other way round."""
+        mixes = bool(options.get("mixes"))
+        if mixes == bool(states):
+            return False
+        if mixes:
+            message, hint = "a layer that mixes positions has a state", 'give it a parameter, `memory=state("dim")`'
+        else:
+            message, hint = "only a layer that mixes positions has a state", 'write `@layer(mixes="causal")`'
+        self._wrong(message, name if mixes else states[0].span, hint)
+        return True
 
     def _opened(self, node: ast.ClassDef, about: PartKind) -> ast.FunctionDef | None:
         """Return `open` of a class with valid methods of its kind; None after reporting a mistake."""

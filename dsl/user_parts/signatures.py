@@ -1,10 +1,11 @@
 """Parameters of user functions, from their text: values of a spec, and weights of a layer."""
 
 import ast
+from collections.abc import Callable
 from math import isfinite
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Span
 from xtrain.dsl.schema import setting
@@ -14,9 +15,12 @@ from xtrain.dsl.syntax.tree import CONSTANTS
 from xtrain.dsl.user_parts.bodies import ModuleText
 from xtrain.dsl.user_parts.files import annotated, fits, optional, parameter_type
 from xtrain.dsl.user_parts.kinds import PART_KINDS, Kind
+from xtrain.lazy_attrs import frozen
 
 REQUIRED: Final = object()
 WEIGHT: Final = "weight"  # declares a parameter of a layer as a parameter of the model
+STATE: Final = "state"  # declares a parameter of a layer as its state
+BEGINNINGS: Final = ("zeros", "ones")
 CUTS: Final = ("column", "row")
 INITIALS: Final = ("normal", "residual", "ones", "zeros")
 # Bounds in annotations, `Annotated[int, at_least(1)]`; the ones in the first line take numbers.
@@ -39,13 +43,18 @@ class Parameter:
     check: Range | None = None
     doc: str = ""
 
+    @property
+    def required(self) -> bool:
+        """True without a default."""
+        return self.default is REQUIRED
+
 
 @frozen
 class Weight:
-    """A parameter of a layer that is a parameter of the model.
+    """A parameter of a layer that is a parameter of the model, or a state of the layer.
 
     shape: numbers, and expressions that a plan computes from settings. cut, initial: as of a `BlockParameter` of the
-    plan.
+    plan; initial of a state: its value at the first position of a document.
     """
 
     name: str
@@ -94,7 +103,7 @@ class SignatureReader:
         given = [
             self._parameter(*pair)
             for pair in pairs
-            if pair[0].arg not in filled and not (kind == "layer" and self._weight_call(pair[1]))
+            if pair[0].arg not in filled and not (kind == "layer" and self._declares(pair[1], WEIGHT, STATE))
         ]
         if None in given:
             return None
@@ -174,26 +183,48 @@ class SignatureReader:
         wanted = {"at_least": 1, "between": 2}.get(name)
         return known(*numbers) if known is not None and good and len(numbers) == wanted else None
 
-    def _weight_call(self, node: ast.expr | None) -> ast.Call | None:
-        """Return the call `weight(…)` of xtrain, or None."""
-        named = isinstance(node, ast.Call) and self.module.dotted(node.func) == f"xtrain.{WEIGHT}"
+    def _declares(self, node: ast.expr | None, *names: str) -> ast.Call | None:
+        """Return the call of one of these functions of xtrain, or None."""
+        named = isinstance(node, ast.Call) and self.module.dotted(node.func) in {f"xtrain.{name}" for name in names}
         return node if named and isinstance(node, ast.Call) else None
 
     def weights(self, node: ast.FunctionDef) -> tuple[Weight, ...] | None:
         """Return the model parameters of a layer; None after reporting a mistake in one."""
+        return self._all(node, WEIGHT, self._weight)
+
+    def states(self, node: ast.FunctionDef) -> tuple[Weight, ...] | None:
+        """Return the states of a layer; None after reporting a mistake in one."""
+        return self._all(node, STATE, self._state)
+
+    def _all(
+        self, node: ast.FunctionDef, name: str, read: Callable[[ast.arg, ast.Call], Weight | None]
+    ) -> tuple[Weight, ...] | None:
         arguments = node.args
         placed = [*arguments.posonlyargs, *arguments.args]
         pairs = [*zip(placed[len(placed) - len(arguments.defaults) :], arguments.defaults, strict=True)]
         pairs += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
         found = []
         for argument, default in pairs:
-            call = self._weight_call(default)
+            call = self._declares(default, name)
             if call is not None:
-                weight = self._weight(argument, call)
-                if weight is None:
+                declared = read(argument, call)
+                if declared is None:
                     return None
-                found.append(weight)
+                found.append(declared)
         return tuple(found)
+
+    def _state(self, argument: ast.arg, call: ast.Call) -> Weight | None:
+        span, example = self.module.span(call), 'write `state("heads", "dim", initial="zeros")`'
+        shape = [_default(each) for each in call.args]
+        given = {str(each.arg): _default(each.value) for each in call.keywords}
+        if given.keys() - {"initial"} or not shape or not all(map(_is_extent, shape)):
+            self._wrong("a state has extents, numbers or expressions of settings as text", span, example)
+            return None
+        initial = given.get("initial", BEGINNINGS[0])
+        if initial not in BEGINNINGS:
+            self._wrong(f"a state does not begin with `{initial}`", span, f"write one of {', '.join(BEGINNINGS)}")
+            return None
+        return Weight(argument.arg, tuple(shape), None, initial, self.module.span(argument))
 
     def _weight(self, argument: ast.arg, call: ast.Call) -> Weight | None:
         span, example = self.module.span(call), 'write `weight("ffn", "dim", cut="column")`'

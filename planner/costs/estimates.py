@@ -7,10 +7,11 @@ efficiency of kernels is assumed too unless the spec states it (`Cluster.efficie
 from math import prod
 from typing import Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.memory_simulator import second_run
 from xtrain.blocks.stage_costs import StageCosts
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import name_in_block, pairs_within
 from xtrain.plan.canonical import plain_sum
 from xtrain.plan.estimates import Estimates, Hardware, RankClass, Times, Traffic, TrafficOp, Work
@@ -340,7 +341,7 @@ def _flops(resolved: Resolved, pp: int, less: BackwardLess) -> int:
         for layer in (each for each in kind.block.layers() if each.attends):
             pairs = pairs_within(sequence, layer.window)
             times = 1 if kind.first in less.attention else 3
-            token += times * layer.pair_flops(arch) * pairs // sequence * count
+            token += times * (layer.pair_flops(arch) * pairs // sequence + layer.position_flops(arch)) * count
         token += (6 * block_matmul_parameters(arch, kind.first) - less.blocks.get(kind.first, 0)) * count
     if resolved.pipeline.holds_last(pp):
         token += 6 * (arch.head_products + sum(head_factors(arch))) - less.head

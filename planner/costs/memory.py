@@ -6,7 +6,7 @@ FSDP gathers and exchanges, and the order in which a pipeline schedule runs forw
 
 from collections.abc import Hashable, Sequence
 
-from attrs import define, evolve, field
+from attrs import evolve, field
 
 from xtrain.blocks.head_memory import ends_of
 from xtrain.blocks.memory_simulator import Handling, MemoryChange, Recompute, Sums
@@ -14,6 +14,7 @@ from xtrain.blocks.stage_costs import BlockCosts, StageCosts, roots_of, units_of
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.stacks import OwnedBytes, stack_of
 from xtrain.dsl.schema.component import planned
+from xtrain.lazy_attrs import define
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.estimates import Hardware, Memory
 from xtrain.plan.kernels import resolve_save

@@ -14,8 +14,9 @@ from math import exp, expm1, inf, prod, sqrt
 from random import Random
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.checkpoints import checkpoint_contents, saved_parameters
 from xtrain.plan.groups import ParameterGroups

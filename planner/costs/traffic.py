@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import prod
 
-from attrs import define, field
+from attrs import field
 
 from xtrain.blocks.head_memory import FP64, reads_of, tokens_at_once
 from xtrain.blocks.memory_simulator import second_run
@@ -18,6 +18,7 @@ from xtrain.blocks.op_trace import CP, INDEX, TP, CollectiveCall, FsdpUnit
 from xtrain.blocks.stage_costs import StageCosts
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.actions import SIGNALS
+from xtrain.lazy_attrs import define
 from xtrain.plan.amounts import agree_args
 from xtrain.plan.architecture import EMBEDDING, SCORE, ParameterSpec, name_in_block
 from xtrain.plan.estimates import TrafficOp

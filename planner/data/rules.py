@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.data import PlannedSource
 from xtrain.dsl.diagnostics.suggest import did_you_mean, renamed
@@ -19,6 +17,7 @@ from xtrain.dsl.schema.losses import WEIGHTS
 from xtrain.dsl.schema.setting import AUTO
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.spec_text import is_plain
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.amounts import amount, amounts
 from xtrain.plan.data import BESIDE, TokenizerUnreadable, check_chain, markers, of_templates
 from xtrain.plan.findings import Findings, checks

@@ -9,7 +9,7 @@ from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.data_components import tokenizer_kind
@@ -17,6 +17,7 @@ from xtrain.dsl.schema.losses import LOSSES
 from xtrain.dsl.schema.policy import Rollout
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.spec_text import tokenizer_text
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, name_in_block
 from xtrain.plan.data import TokenizerUnreadable
 from xtrain.plan.findings import Findings, checks
@@ -25,7 +26,7 @@ from xtrain.plan.resolved import Shape
 from xtrain.plan.weight_files import CONFIG, WeightFiles, WeightsUnreadable, read_weight_files
 from xtrain.plan.weight_layout import assign, has_rewards
 from xtrain.planner.derive.model import derive_architecture
-from xtrain.text.units import BYTES
+from xtrain.text.units import BYTES, bytes_text
 
 if TYPE_CHECKING:
     from xtrain.plan.resolved import Resolved, TrainedKind
@@ -38,14 +39,30 @@ def cache_bytes(resolved: "Resolved", prompts: int, positions: int) -> int:
     Ranks of context and data parallelism hold the whole cache; ranks of tensor parallelism their own heads.
     """
     arch, tp, pipeline = resolved.architecture, resolved.size("tp"), resolved.pipeline
-    of_layer: dict[int, int] = {}
+    width = BYTES[resolved.formats.compute]
+    exact, of_layer = max(BYTES["fp32"], width) // width, dict[int, int]()
     for kind in resolved.kinds:
         plain = plain_parameters(resolved, kind)
-        numbers = sum(each.cached(arch, tp, positions, plain) for each in kind.block.layers())
+        numbers = sum(each.cached(arch, tp, positions, plain, exact) for each in kind.block.layers())
         of_layer |= dict.fromkeys(kind.layers, numbers)
     spans = [[pipeline.spans[stage] for stage in own] for own in pipeline.owners]
     most = max(sum(of_layer[layer] for first, last in own for layer in range(first, last + 1)) for own in spans)
-    return prompts * most * BYTES[resolved.formats.compute]
+    return prompts * most * width
+
+
+def computes_again(resolved: "Resolved") -> bool:
+    """Return True if each token of a text that is continued computes all positions before it again."""
+    code = resolved.architecture.own.get("code")
+    return code is not None and not (code["caches"] == "kernels" or (code["caches"] and resolved.size("pp") == 1))
+
+
+def cache_text(resolved: "Resolved", size: int) -> str:
+    """Return what is kept of earlier positions while texts are continued. size: bytes of `cache_bytes`."""
+    if computes_again(resolved):
+        return "without a cache: each token computes all positions before it again"
+    if resolved.architecture.own.get("code", {}).get("caches") == "own":
+        return "in a cache of transformers, whose memory is not counted"
+    return f"key-value cache: {bytes_text(size)} a rank"
 
 
 def plain_parameters(resolved: "Resolved", kind: "TrainedKind") -> Set[str]:

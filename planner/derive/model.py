@@ -98,13 +98,24 @@ def _of_weights(spec: Spec, reference: str) -> ReferenceProblem | None:
     return None
 
 
+def _has_files(folder: str, digest: str) -> bool:
+    """Return True if the modeling files of a folder have a digest."""
+    from xtrain.dsl.checking.model_code import source_digest
+
+    return Path(folder).is_dir() and source_digest(folder) == digest
+
+
 def _of_folder(spec: Spec, loss: ReferredLoss, architecture: Architecture) -> ReferenceProblem | None:
     """Return the fault unless the model in the folder is computed like the run's model."""
     folder = loss.reference_folder
     if folder is None:
         return None
     code = architecture.own.get("code")
-    means, diagnostics = settings_in_folder(folder, code=code is not None)
+    chosen = "" if code is None else "remote" if "remote" in code else "transformers"
+    if code is not None and chosen == "remote" and not _has_files(folder, code["digest"]):
+        message = f"{folder} cannot be a reference: it has other modeling files than the model of the run"
+        return message, f"give a folder with the same files, or one of `{INITIAL}`, `{ADAPTER_OFF}`, `{PRECOMPUTED}`"
+    means, diagnostics = settings_in_folder(folder, code=chosen)
     if diagnostics.has_errors:
         why = diagnostics.errors[0].message.replace(str(Path(folder).absolute()), folder)
         words = f"`{INITIAL}`, `{ADAPTER_OFF}`, `{PRECOMPUTED}`"

@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 
-from attrs import frozen
-
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec, name_in_block
 from xtrain.plan.estimates import Parameters
 

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 
-from attrs import frozen
-
 from xtrain.contracts.data import PlannedLink
 from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.data import Dataset
 from xtrain.dsl.schema.data_components import PACKINGS, RowLink, row_link, tokenizer_kind
 from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, ReferredLoss
 from xtrain.dsl.schema.policy import REWARDS, Reward, Rollout
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.arithmetic import microbatches_text
 from xtrain.plan.canonical import portable
 from xtrain.plan.data import form_text, node_ids, resolve_chain, source_args
@@ -31,7 +30,9 @@ from xtrain.plan.weight_files import LOADED
 from xtrain.planner.data.rules import evaluated
 from xtrain.planner.data.training import is_measured
 from xtrain.planner.derive.further_models import (
+    cache_text,
     completion_positions,
+    computes_again,
     kept_completions_bytes,
     longest_prompt,
     sampling_cache_bytes,
@@ -57,6 +58,7 @@ def sampling_seconds(resolved: Resolved, rollout: Rollout) -> float | None:
     weights = sum(each.size / ways[each.expert] for each in resolved.inventory.tensors) * size
     speed = cluster.flops * sum(cluster.efficiency) / len(cluster.efficiency)
     completions = resolved.batch.micro * rollout.group
+    completions *= completion_positions(resolved, rollout) if computes_again(resolved) else 1
     products = completions * forward_flops(resolved.architecture, resolved.batch.sequence) / resolved.size("tp") / speed
     shards = prod(resolved.size(axis) for axis in resolved.shard_axes)
     crosses = resolved.layout.nodes > 1 and cluster.network is not None
@@ -165,14 +167,15 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward) -> list[Ro
     forward, world = forward_flops(resolved.architecture, resolved.batch.sequence), resolved.layout.mesh.world_size
     tokens = rollout.steps * resolved.batch.rows * rollout.group * rollout.max_tokens
     share = forward * tokens / world
-    cache = bytes_text(sampling_cache_bytes(resolved, rollout))
+    share *= completion_positions(resolved, rollout) if computes_again(resolved) else 1
+    cache = cache_text(resolved, sampling_cache_bytes(resolved, rollout))
     several = f", for {rollout.steps} steps at once" if rollout.steps > 1 else ""
     several += f", every {rollout.period} steps" if rollout.updates > 1 else ""
     does = f"sample {plural(rollout.group, 'completion')} of each of {plural(prompts, 'prompt')} on each data rank"
     does += f"{several}, at most {plural(rollout.max_tokens, 'token')} each, one microbatch after another; "
     does += f"{drawn_text(rollout)}; "
     does += "record the experts of each token for the step; " if rollout.replay_routing else ""
-    does += f"key-value cache: {cache} a rank; at most {flops_text(share)} a rank"
+    does += f"{cache}; at most {flops_text(share)} a rank"
     if (seconds := sampling_seconds(resolved, rollout)) is not None:
         does += f", about {seconds_text(seconds)} at full length"
     by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.stacks import stack_of
@@ -13,6 +13,7 @@ from xtrain.dsl.schema.component import planned_class
 from xtrain.dsl.schema.optimizers import OPTIMIZERS, ParameterGroup
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.estimates import Estimates
 from xtrain.plan.graph import (

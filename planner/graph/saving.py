@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from attrs import frozen
-
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.actions import Action, stopping
 from xtrain.dsl.schema.actions import Tick as TickSpec
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.amounts import actions_on, only_informs
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.canonical import portable

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from math import ceil
 from typing import Any, Final
 
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.evaluation.values import quantity_text
@@ -20,6 +20,7 @@ from xtrain.dsl.schema.run import Launch
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.amounts import actions_on, counted, limit_args, misplaced, occurs, only_informs, uncounted
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.canonical import DATA, text, whole_numbers

@@ -10,13 +10,14 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.diagnostics.codes import CODES
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.schema.parallel import Activation
 from xtrain.dsl.schema.setting import AUTO, Auto
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.estimates import Estimates, Hardware
 from xtrain.plan.plan import Plan
 from xtrain.plan.views import TIGHT

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, Final, get_args, get_origin
 
 import attrs
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from xtrain.dsl.load import Loaded, load_spec
 from xtrain.dsl.schema import blocks
@@ -22,6 +22,7 @@ from xtrain.dsl.schema.precision import Precision
 from xtrain.dsl.schema.run import Tracker
 from xtrain.dsl.schema.setting import Role, Setting, settings_of, spelled
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.planner.data.training import rows_of_prompts
 from xtrain.planner.rules.validate import check_spec
 

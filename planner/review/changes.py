@@ -10,10 +10,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Final, Literal
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Note
 from xtrain.dsl.user_parts.files import is_file
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.data import own_modules
 from xtrain.plan.plan import Plan, PlanOrigin
 from xtrain.plan.serialise import source_fingerprint

@@ -6,8 +6,9 @@ from shlex import quote
 from typing import Final
 
 import attrs
-from attrs import evolve, frozen
+from attrs import evolve
 
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.estimates import Memory, RankClass, Times, Traffic
 from xtrain.plan.plan import Check, Mesh, Plan, Status, Traced
 from xtrain.plan.views import headroom, no_times, ranks_text

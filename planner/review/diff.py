@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from attrs import asdict, fields, frozen
+from attrs import asdict, fields
 
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.estimates import Memory, RankClass
 from xtrain.plan.plan import Plan, Provenance
 from xtrain.plan.step_sizes import StepSizes

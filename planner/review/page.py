@@ -394,10 +394,11 @@ def _page(plan: Plan, detail: Detail, color: bool) -> Page:
     return page
 
 
-def render_summary(plan: Plan, *, said: Collection[Diagnostic] = ()) -> str:
+def render_summary(plan: Plan, *, said: Collection[Diagnostic] = (), verbose: bool = False) -> str:
     """Render a few lines for the start of a run: model, ranks, duration and all warnings.
 
-    said: printed diagnostics, which are not repeated.
+    said: printed diagnostics, which are not repeated. verbose: also show each amount that is unknown before the data is
+    counted.
     """
     plan = as_known(plan)
     page = Page()
@@ -414,7 +415,8 @@ def render_summary(plan: Plan, *, said: Collection[Diagnostic] = ()) -> str:
     unsaid = (
         check
         for check in plan.checks
-        if not any(each.code == check.code and check.evidence.startswith(each.message) for each in said)
+        if (verbose or check.status != "unknown")
+        and not any(each.code == check.code and check.evidence.startswith(each.message) for each in said)
     )
     show_warnings(page, evolve(plan, checks=tuple(unsaid)))
     return str(page)

@@ -7,13 +7,12 @@ of the state or the rows of a step are on other ranks. incompatible: the runtime
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
-from attrs import frozen
-
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.losses import LOSSES, PRECOMPUTED, REF
 from xtrain.dsl.schema.parallel import stack_of_node, stack_of_step
 from xtrain.dsl.schema.run import OP as TRACKER
 from xtrain.dsl.schema.setting import settings_of
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.checkpoints import PRECISION, checkpoint_contents, mismatches, resuming, setting_path
 from xtrain.plan.data import call_text
 from xtrain.plan.graph import RESUMED, SWITCHES, Effect, Rule, Rules, component_rules, learns, rounds, stays

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.schema.optimizers import Rate
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.data import call_text
 from xtrain.plan.graph import Effect

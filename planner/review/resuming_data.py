@@ -7,9 +7,8 @@ the content of rows instead.
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from attrs import frozen
-
 from xtrain.dsl.schema.data_components import LINKS, SOURCES, TOKENIZERS, packing_of, tokenizer_kind
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.data import BESIDE, changes_documents
 from xtrain.plan.graph import Effect
 from xtrain.plan.plan import Node, Plan

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.dsl.checking.overrides import of_ticks
 from xtrain.dsl.diagnostics.suggest import closest
@@ -16,6 +16,7 @@ from xtrain.dsl.schema.blocks import NAMED, choices_of
 from xtrain.dsl.schema.setting import Auto, Setting, at_least, attributes_of, open_setting, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.findings import is_unknown, rule_inputs
 from xtrain.plan.plan import Plan, Provenance
 from xtrain.plan.views import spell

@@ -9,13 +9,14 @@ from itertools import combinations
 from math import ceil, inf
 from typing import Any, Final
 
-from attrs import evolve, fields_dict, frozen
+from attrs import evolve, fields_dict
 
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.estimates import Estimates, Hardware, Remedy
 from xtrain.plan.findings import Findings, checks

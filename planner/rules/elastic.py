@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Final
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from xtrain.dsl.schema.setting import AUTO, Auto
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Interval
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.mesh import Layout

@@ -6,7 +6,7 @@ from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.cluster import Cluster
 from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.setting import settings_of
-from xtrain.dsl.spec import Spec
+from xtrain.dsl.spec import Origin, Spec
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.findings import Findings
 from xtrain.plan.graph import obeying_launchers
@@ -62,7 +62,7 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
         for name in ("every", "save"):
             _warn(spec, f"activation.{name}", "nothing is recomputed", "use mode full or selective", found)
     if not spec.cluster.known:
-        for name in settings_of(Cluster):
+        for name in settings_of(Cluster) if _writes(spec, "cluster") else ():
             if name not in ("nodes", "devices"):  # they decide the number of ranks
                 _warn(spec, f"cluster.{name}", "the cluster is none", "name a preset, or `other`", found)
         return
@@ -183,9 +183,17 @@ def check_idle_saving(spec: Spec, found: Findings) -> None:
         _warn(spec, "checkpoint.best_is", "no `best` is set", "add `best = eval.DATASET.loss`", found)
 
 
+def _writes(spec: Spec, block: str) -> bool:
+    """Return True if the text has a setting of the block. Settings of all clusters take long to load."""
+    return any(path.startswith(f"{block}.") and _is_written(origin) for path, origin in spec.origins.items())
+
+
+def _is_written(origin: Origin | None) -> bool:
+    return origin is not None and origin.kind not in ("default", "config")
+
+
 def _warn(spec: Spec, path: str, why: str, hint: str, found: Findings) -> None:
-    origin = spec.origins.get(path)
-    if origin is not None and origin.kind not in ("default", "config"):
+    if _is_written(spec.origins.get(path)):
         name = path.rpartition(".")[2]
         found.warn(f"idle.{path}", "W401", path, f"{name} has no effect: {why}", hint)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import gcd, lcm, prod
 from typing import Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.contracts.models import PlannedModel
 from xtrain.contracts.stacks import stack_of
@@ -17,6 +17,7 @@ from xtrain.dsl.schema.model import expert_families
 from xtrain.dsl.schema.parallel import STACKS, Ep
 from xtrain.dsl.schema.setting import AUTO, Auto
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, parameters
 from xtrain.plan.arithmetic import LONGEST_PADDING, Arithmetic
 from xtrain.plan.findings import Findings, checks
@@ -48,6 +49,7 @@ from xtrain.planner.derive.pipeline import assign_stages
 def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
     """Report every way in which the model does not fit the mesh; axes of size 1 need nothing."""
     _check_heads(architecture, layout, found)
+    _check_spread_heads(architecture, layout, found)
     _check_widths(spec, architecture, layout, found)
     if "cp" not in layout.unsettled:
         _check_ulysses(spec, architecture, layout, found)
@@ -72,6 +74,25 @@ def _check_heads(architecture: Architecture, layout: Layout, found: Findings) ->
             )
             return  # if query heads cannot be split, neither can key/value heads, which divide them
         found.passed(f"mesh.tp.{name}", f"{name} {count} / tp {tp} = {count // tp}")
+
+
+@checks("mesh.spread_heads", reads="parallel.tp.size {context} model.*")
+def _check_spread_heads(architecture: Architecture, layout: Layout, found: Findings) -> None:
+    """Check that ranks of tensor and context parallelism get equal numbers of heads of layers that have heads of their
+    own."""
+    tp = layout.size("tp")
+    cp = 1 if "cp" in layout.unsettled else layout.size("ring") * layout.size("ulysses")
+    counts = {layer.spread_heads(architecture) for kind in architecture.kinds for layer in kind.block.layers()} - {0}
+    if tp * cp == 1 or not counts:
+        return
+    (count,) = counts
+    path, shown = ("parallel.tp.size", f"tp {tp}") if count % tp else ("parallel.cp.size", f"tp {tp} · cp {cp}")
+    if count % (tp * cp):
+        message = f"the {count} key heads of delta nets cannot be split over {shown}"
+        hint = f"use tp and cp whose product divides {count}, or a number of key heads divisible by {tp * cp}"
+        found.fail("mesh.spread_heads", "X402", path, message, hint)
+        return
+    found.passed("mesh.spread_heads", f"{count} key heads of delta nets / {tp * cp} = {count // (tp * cp)}")
 
 
 def _smaller_tp(architecture: Architecture, tp: int) -> int:

@@ -1,5 +1,6 @@
 """Rules on modules: recomputation, attention kernels, tiles, quantized bases and fp8."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -28,9 +29,25 @@ def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch:
     _check_activation(spec, architecture, layout, found)
     _check_tiles(spec, architecture, layout, batch, found)
     _check_attention(spec, architecture, layout, found)
+    _check_mixers(spec, architecture, layout, found)
     _check_overlap(spec, layout, found)
     _check_deterministic(spec, found)
     _check_actions(spec, architecture, found)
+
+
+@checks("model.mixers", reads="model.* {context} serve")
+def _check_mixers(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
+    """Check that layers of a user that mix positions get all positions of a document."""
+    names = {layer.name for kind in architecture.kinds for layer in kind.block.layers() if layer.mixes}
+    if not names:
+        return
+    what = f"the layer `{min(names)}` carries its state from one position of a document to the next"
+    if "cp" not in layout.unsettled and layout.size("ring") * layout.size("ulysses") > 1:
+        message = f"{what}, and with cp {layout.size('ring') * layout.size('ulysses')} ranks have parts of documents"
+        found.fail("model.mixers", "X449", "parallel.cp.size", message, "leave cp out; fsdp, tp and pp can be used")
+    if spec.serve is not None:
+        message = f"{what}, and a server keeps keys and values alone"
+        found.fail("model.mixers", "X449", "serve", message, "serve a model whose positions only attention mixes")
 
 
 @checks(
@@ -70,12 +87,8 @@ _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
         "an adapter on random weights",
         lambda spec, layout: spec.is_adapted and spec.model.weights == "none",
     ),
-    "loss": ("a reward head", lambda spec, layout: not spec.loss.of_logits),
     "batch.neftune": ("noise on embeddings", lambda spec, layout: bool(spec.batch.neftune)),
-    "task": ("tasks", lambda spec, layout: bool(spec.tasks)),
     "precision.compute": ("products in fp8", lambda spec, layout: spec.precision.scaled is not None),
-    "rollout": ("rollouts", lambda spec, layout: spec.rollout is not None),
-    "serve": ("a server", lambda spec, layout: spec.serve is not None),
 }
 
 
@@ -94,7 +107,7 @@ def check_code(spec: Spec, architecture: Architecture, layout: Layout, found: Fi
             message = f"{what} is computed by transformers' code, which does not support {feature}"
             hint = "leave it out, or use a model type that xtrain has a family for, without `code`"
             found.fail(rule, "X530", path, message, hint)
-    for path, why, hint in _layout_faults(spec, code, layout):
+    for path, why, hint in (*_layout_faults(spec, code, layout), *_row_faults(spec, architecture, code)):
         message = f"{what} is computed by transformers' code, and {why}"
         found.fail(rule, "X530", path, message, hint)
     if code["longest"] is not None and spec.batch.sequence > code["longest"]:
@@ -103,7 +116,7 @@ def check_code(spec: Spec, architecture: Architecture, layout: Layout, found: Fi
     if architecture.head_matrices and any(each["name"] == f"{HEAD}.bias" for each in code["ends"]):
         message, hint = f"the head of {what} has a bias, and takes no adapter", "leave `lm_head` out of the targets"
         found.fail(rule, "X530", "adapter.targets", message, hint)
-    if not code["packs"] and not row_link(spec.collate).packing.single:
+    if not code["packs"] and spec.serve is None and not row_link(spec.collate).packing.single:
         message = f"{what} mixes the documents of a row, as a small model of it shows"
         hint = "give each document a row of its own: `collate { … -> pack(single) -> … }`"
         found.fail(rule, "X530", "collate", message, hint)
@@ -129,6 +142,22 @@ def _layout_faults(spec: Spec, code: Mapping[str, Any], layout: Layout) -> Itera
         yield "parallel.pp.size", why, "leave pp out"
     if "cp" not in layout.unsettled and layout.size("ring") * layout.size("ulysses") > 1 and not code["spread"]:
         yield "parallel.cp.size", "more than attention by xtrain's kernels mixes its positions", "leave cp out"
+
+
+def _row_faults(spec: Spec, arch: Architecture, code: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the path of each setting that needs rows which the code of a model does not take, the reason, and what to
+    do."""
+    if spec.rollout is not None and not code["packs"]:
+        why = "its layers mix the completions of a prompt, which are one row of a rollout"
+        yield "rollout", why, "use a model whose layers keep documents apart"
+    if spec.serve is not None and code["caches"] != "kernels":
+        why = "its layers need more than keys and values of earlier positions, which are all that a server keeps"
+        yield "serve", why, "use a model that only attention by xtrain's kernels mixes the positions of"
+    gathered = {matrix.name for kind in arch.kinds for matrix in getattr(kind.block, "matrices", ()) if matrix.task}
+    gathered = {name for name in gathered if re.sub(r"\d+", "", name).removesuffix(".weight") in code["gathered"]}
+    if gathered:
+        why = f"`{min(gathered)}` takes tokens of several rows, whose tasks cannot be told apart there"
+        yield "adapter.targets" if spec.serve else "task", why, "leave it out of the targets"
 
 
 @checks("compile.deterministic", reads="compile.mode precision.deterministic")

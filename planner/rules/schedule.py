@@ -8,12 +8,11 @@ from math import ceil, floor, lcm
 from pathlib import Path
 from typing import Final
 
-from attrs import frozen
-
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ENDINGS, Tick
 from xtrain.dsl.schema.component import planned
 from xtrain.dsl.spec import Spec
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.amounts import build_phases, counted, limit_args, start_of, trainable
 from xtrain.plan.arithmetic import Arithmetic, rows_of_step
 from xtrain.plan.checkpoints import ALIAS, FOLDER, FULL, STATE, look_at

@@ -193,7 +193,7 @@ def check_counted(plan: Plan, counts: Counts) -> Diagnostics:
 
 def _placed(spec: Spec, plan: Plan) -> Spec:
     """Return the spec of a plan, with each value at the place that the plan records for it."""
-    places = {}
+    places, of_config = {}, {entry.path for entry in plan.provenance if entry.origin == "config"}
     for entry in plan.provenance:
         path, _, column = entry.place.rpartition(":")
         path, _, line = path.rpartition(":")
@@ -207,5 +207,5 @@ def _placed(spec: Spec, plan: Plan) -> Spec:
         source = SourceText(path, f"{' ' * wide}\n" * max(line for line, _ in own.values()))
         for name, (line, column) in own.items():
             at = source.line_start(line) + column - 1
-            origins[name] = Origin("text", source.span(at, at))
+            origins[name] = Origin("config" if name in of_config else "text", source.span(at, at))
     return evolve(spec, origins=origins)

@@ -220,16 +220,28 @@ def family(function: F) -> F:
 @overload
 def layer(function: Callable[..., Any]) -> Callable[..., Any]: ...
 @overload
-def layer() -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
-def layer(function: Any = None) -> Any:
+def layer(*, mixes: Literal["causal"] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+def layer(function: Any = None, *, mixes: Literal["causal"] | None = None) -> Any:
     """Register a function as a layer, which a function with `@family` calls with a name and its settings.
 
     Its first parameter gets activations [B, S, D] and the function returns activations of the same shape; each position
     is computed independently. Parameters whose default is a `weight` are parameters of the model; the others are
     settings. Its computation, saved activations and costs are derived from its source text.
+
+    mixes: `causal` for a layer whose positions depend on earlier ones of their document, by what parameters whose
+    default is a `state` carry on. It gets the positions of a document, or those after `state`, and returns activations
+    and the states after them. `xtrain plan` calls it in a process of its own, to check this and to trace its costs.
     """
-    mark = _marker(Mark("layer"))
+    mark = _marker(Mark("layer", {"mixes": mixes}))
     return mark if function is None else mark(function)
+
+
+def state(*shape: int | str, initial: Literal["zeros", "ones"] = "zeros") -> Any:
+    """Declare a state of a layer that mixes positions, as a default: `memory=state("heads", "dim")`.
+
+    shape: of one document, as numbers or as expressions of settings; the function gets [B, *shape]. initial: value at
+    the first position of each document.
+    """
 
 
 def weight(

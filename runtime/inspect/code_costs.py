@@ -205,7 +205,8 @@ def _captured(layers: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Any
 
 
 @contextmanager
-def _numbers_in(format: torch.dtype) -> Iterator[None]:
+def numbers_in(format: torch.dtype) -> Iterator[None]:
+    """Make new tensors of a number format within the block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(format)
     try:
@@ -251,7 +252,7 @@ def traces(
     """Record forwards of a row: (layer, positions) → its operations in a number format. attention: implementation.
     ours: xtrain computes experts."""
     found = {}
-    with torch.device("meta"), _numbers_in(format):
+    with torch.device("meta"), numbers_in(format):
         code = CodeModel(build(config, experts="grouped_mm", attention=attention))  # other experts look at values
     code.model.eval()
     for module in code.layers.modules() if ours else ():
@@ -267,7 +268,7 @@ def traces(
                     code.hidden(ids, places)
                 for layer in layers:
                     args, kwargs = next((args, kwargs) for each, args, kwargs in calls if each is code.layers[layer])
-                    found[layer, positions] = _recorded(code.layers[layer], args, kwargs)
+                    found[layer, positions] = recorded(code.layers[layer], args, kwargs)
     return found
 
 
@@ -282,7 +283,8 @@ def shared_bytes(found: Mapping[tuple[int, int], _Recorder]) -> list[float]:
     return _polynomial(sums) or _through(sums)
 
 
-def _recorded(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Recorder:
+def recorded(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Recorder:
+    """Return the operations of a module's forward of one row."""
     given = torch.empty_like(args[0] if args else kwargs["hidden_states"]).requires_grad_()
     args, kwargs = ((given, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": given})
     names = {storage(parameter): name for name, parameter in module.named_parameters()}

@@ -1,15 +1,19 @@
 """Measurements on a small model of transformers that decide which layouts compute what one rank computes."""
 
 import copy
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xtrain.runtime.inspect.small_model import POSITIONS, by_kernels, ids_of, kernel_of, same
+from xtrain.runtime.nn.attention import by_document
 from xtrain.runtime.nn.attention_blocks import Scores
+from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache
 from xtrain.runtime.nn.model_code import CodeModel, CodeStage
 
 
@@ -51,6 +55,39 @@ def spreads(code: CodeModel) -> bool:
     except Exception:
         return False
     return same(found, wanted[:, order])
+
+
+@torch.no_grad()
+def caches(code: CodeModel) -> bool:
+    """Return True if layers need nothing but keys and values of earlier positions: the hidden states of texts that are
+    continued, of two lengths, equal the hidden states of the whole texts."""
+    more, layers = 5, len(code.layers)
+    longest, short = POSITIONS - more, POSITIONS // 2 - more  # both longer than the reaches of a small model
+    missing = longest - short
+    ids = [ids_of(code, longest + more), ids_of(code, short + more).flip(1)]
+    places_BL = torch.arange(POSITIONS) - torch.tensor([[0], [missing]])
+    cache = KeyValueCache(POSITIONS, seen_B11L=(places_BL >= 0)[:, None, None])
+    ids_BL, places_BL = torch.cat((ids[0], F.pad(ids[1], (missing, 0), value=3))), places_BL.clamp(min=0)
+    bounds = torch.tensor([0, longest, longest + missing, 2 * longest], dtype=torch.int32)
+    packing = DocumentLayout.from_lengths(bounds, 2, longest, ids_BL.device)
+    calls = itertools.count()
+
+    def attend(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scores: Scores, sink_H: Tensor | None) -> Tensor:
+        layer = code.layers[next(calls) % layers]
+        k_BKLA, v_BKLA = cache.extended(layer, k_BKSA, v_BKSA, window=scores.window)
+        return by_document(q_BHSA, k_BKLA, v_BKLA, packing, scores, sink_H)
+
+    try:
+        with by_kernels(code, attend):
+            found = [code.hidden(ids_BL[:, :longest], places_BL[:, :longest])[:, -1]]
+            packing = DocumentLayout((), ids_BL[:, :1].int(), single=True, cached=cache)
+            for cache.filled in range(longest, POSITIONS):
+                now = slice(cache.filled, cache.filled + 1)
+                found.append(code.hidden(ids_BL[:, now], places_BL[:, now])[:, -1])
+        wanted = [code.hidden(each)[:, -more - 1 :] for each in ids]
+    except Exception:
+        return False
+    return same(torch.stack(found, 1), torch.cat(wanted))
 
 
 def _add(calls: list[str], path: str, *_: Any) -> None:
@@ -111,7 +148,8 @@ def layouts(
     tiny: CodeModel, kinds: Sequence[Mapping[str, Any]], attention: dict[str, int], *, kernels: bool
 ) -> dict[str, Any]:
     """Return what a layout may do with the model: whether its positions are `spread` over ranks, and whether its layers
-    are cut into `stages`. attention: its heads, corrected to the heads of the attention operations."""
+    are cut into `stages`; and whether texts are generated with a cache of keys and values (`caches`). attention: its
+    heads, corrected to the heads of the attention operations."""
     of_layers = [[op for op in kind["costs"]["float32"] if "attention" in op] for kind in kinds for _ in kind["layers"]]
     calls = [op["attention"] for ops in of_layers for op in ops]
     sizes = {tuple(call[name] for name in attention) for call in calls}
@@ -126,6 +164,7 @@ def layouts(
             [{"window": window, "scale": scale, "cap": cap}, sinks]
             for window, scale, cap, sinks in sorted(scores, key=str)
         ],
+        "caches": "kernels" if kernels and all(len(ops) == 1 for ops in of_layers) and caches(tiny) else "",
         "spread": kernels and linear and even and all(map(len, of_layers)) and spreads(tiny),
         "stages": before is not None and items is not None and is_cut(tiny, before, items),
         "before": sorted(before or ()),

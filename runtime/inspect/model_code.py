@@ -1,6 +1,7 @@
 """Description of a model that transformers' own code computes.
 
-`python -m xtrain.runtime.inspect.model_code CONFIG RESULT` reads a `config.json` and writes JSON.
+`python -m xtrain.runtime.inspect.model_code CONFIG RESULT [FOLDER]` reads a `config.json` and writes JSON; the modeling
+files of a folder are executed if it is given.
 
 A child process of the planner, which has no torch, runs it. It builds the model on the meta device, and lists
 parameters, buffers, distinct layers, and what each layer computes and keeps. What decides whether a loss is right is
@@ -27,8 +28,10 @@ from xtrain.runtime.inspect.code_layouts import attends_by_kernels, layouts
 from xtrain.runtime.inspect.code_ranks import computes_spread, confirmed_cuts
 from xtrain.runtime.inspect.small_model import (
     POSITIONS,
+    gathered_matrices,
     keeps_documents_apart,
     measured_logits,
+    reward_class,
     sees_later,
     small,
     wrong_buffer,
@@ -42,6 +45,7 @@ from xtrain.runtime.nn.model_code import (
     class_of,
     code_digest,
     config_of,
+    execute_files,
     whole_class_of,
     whole_config_of,
 )
@@ -295,6 +299,9 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": counted(config, ("head_dim",), max(1, code.head.in_features // heads)),
     }
     layouts_of = layouts(tiny, kinds, attention, kernels=kernels)
+    packs = keeps_documents_apart(tiny, kernels=kernels)
+    if not layouts_of["caches"] and packs and getattr(cls, "_supports_sdpa", False):
+        layouts_of["caches"] = "own"  # transformers' attention, written out, gives NaN for rows that begin with padding
     return {
         "class": cls.__name__,
         "digest": code_digest(cls),
@@ -315,19 +322,27 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         "tensor": cuts is not None,
         "experts": routed,
         "spread_experts": small_routed is not None and computes_spread(tiny, small_routed, kernels=kernels),
-        "packs": keeps_documents_apart(tiny, kernels=kernels),
+        "packs": packs,
         **layouts_of,
+        "gathered": gathered_matrices(tiny),
         "stored": stored,
         "others": others,
+        "rewards": reward_class(tiny) if whole is None else "",
         "whole": "" if whole is None else whole.__name__,
         "text": None if whole is None else json.loads(config_of(content).to_json_string(use_diff=False)),
     }
 
 
-def main(path: str, result_path: str) -> int:
-    """Write the description of the model whose config is in a file, or what prevents it."""
+def main(path: str, result_path: str, remote: str = "") -> int:
+    """Write the description of the model whose config is in a file, or what prevents it. remote: folder whose modeling
+    files compute it."""
     try:
-        result = describe(json.loads(Path(path).read_text(encoding="utf-8")))
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if remote:
+            execute_files(content, Path(remote))
+        result = describe(content)
+        if remote:
+            result["source"] = remote
     except UnknownCode as problem:
         result = {"problem": str(problem), "hint": problem.hint}
     except Exception as error:

@@ -1,13 +1,14 @@
 """Small random models of a config, and measurements of what a model of transformers computes.
 
-The measurements decide whether a loss is right: whether logits are a product of the head, whether documents of a row
-stay apart, and whether a position sees later ones.
+Some decide whether a loss is right: whether logits are a product of the head, whether documents of a row stay apart,
+and whether a position sees later ones. Others decide what else may be done with the model.
 """
 
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -17,7 +18,7 @@ from xtrain.runtime.nn.attention import by_document
 from xtrain.runtime.nn.attention_blocks import Scores
 from xtrain.runtime.nn.batch import DocumentLayout
 from xtrain.runtime.nn.code_attention import NAME, Attend, attending, register
-from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, config_of
+from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, build_class, config_of
 
 SMALL: Final = 2**23  # the largest number of parameters of a small model
 TOLERANCE: Final = 1e-4
@@ -276,3 +277,45 @@ def sees_later(code: CodeModel) -> bool:
     other_BS = torch.cat((ids_BS[:, :32], ids_BS[:, 32:].flip(1)), 1)
     one, other = (code.hidden(each)[:, :32] for each in (ids_BS, other_BS))
     return not same(one, other)
+
+
+# What surrounds training ---------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def gathered_matrices(code: CodeModel) -> list[str]:
+    """Return the matrices of layers that do not take all tokens of a microbatch, row by row: their names in a layer,
+    without numbers. Rows of several adapters cannot be told apart there."""
+    found = set[str]()
+
+    def seen(name: str, _: nn.Module, given: tuple[Any, ...]) -> None:
+        if not given or given[0].shape[:-1] not in ((2, 8), (16,)):
+            found.add(re.sub(r"\d+", "", name))
+
+    matrices = [each for layer in code.layers for each in layer.named_modules() if type(each[1]) is nn.Linear]
+    hooks = [matrix.register_forward_pre_hook(partial(seen, name)) for name, matrix in matrices]
+    code.hidden(ids_of(code, 16).view(2, 8))
+    for hook in hooks:
+        hook.remove()
+    return sorted(found)
+
+
+@torch.no_grad()
+def reward_class(code: CodeModel) -> str:
+    """Return the class of transformers that gives a text a reward: a matrix `score` times the head's input at the last
+    token, with the tensors of the language model under the same names. Empty if there is none."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as CLASSES
+
+    config = copy.deepcopy(code.model.config)
+    config.num_labels, config.pad_token_id = 1, None
+    try:
+        cls: Any = CLASSES[type(config)]
+        model: Any = build_class(cls, config)
+        missing, surplus = model.load_state_dict(code.model.state_dict(), strict=False)
+        ids_BS = ids_of(code, POSITIONS)
+        wanted = nn.functional.linear(code.hidden(ids_BS)[:, -1], model.score.weight)
+        found = model.eval()(input_ids=ids_BS).logits
+    except Exception:  # code of any model
+        return ""
+    ours = missing == ["score.weight"] and all(name.startswith(f"{code.paths[code.head]}.") for name in surplus)
+    return cls.__name__ if ours and same(found, wanted) else ""

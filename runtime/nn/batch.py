@@ -32,6 +32,14 @@ class LayerCache(Protocol):
         """Return which of the last `count` positions each row sees, bool [B, 1, 1, count]; None: all."""
         ...
 
+    def keep(self, layer: nn.Module, state: tuple[Tensor, ...]) -> None:
+        """Keep the state of a layer after the prompts, which the layer updates in place."""
+        ...
+
+    def kept(self, layer: nn.Module) -> tuple[Tensor, ...]:
+        """Return the state of a layer."""
+        ...
+
 
 @define(eq=False)
 class KeyValueCache:
@@ -39,12 +47,14 @@ class KeyValueCache:
 
     length: capacity in positions of a row. filled: positions before those of the current forward. seen_B11L: bool,
     positions that belong to each row; None: all. A layer that sees only the `window` newest positions keeps these
-    alone: position p is stored at p modulo window, over one that no later position sees.
+    alone: position p is stored at p modulo window, over one that no later position sees. states: of layers that carry
+    some from one position to the next.
     """
 
     length: int
     filled: int = 0
     seen_B11L: Tensor | None = None
+    states: dict[nn.Module, tuple[Tensor, ...]] = field(factory=dict, init=False)
     _tensors: dict[nn.Module, tuple[Tensor, ...]] = field(factory=dict, init=False)
 
     def extended(self, layer: nn.Module, *new: Tensor, window: int | None = None) -> Sequence[Tensor]:
@@ -71,10 +81,19 @@ class KeyValueCache:
         end = self.filled + 1
         return self.seen_B11L[..., end - count : end].roll(end - count, -1)
 
+    def keep(self, layer: nn.Module, state: tuple[Tensor, ...]) -> None:
+        """Keep the state of a layer after the prompts, which the layer updates in place."""
+        self._tensors[layer] = state
+
+    def kept(self, layer: nn.Module) -> tuple[Tensor, ...]:
+        """Return the state of a layer."""
+        return self._tensors[layer]
+
     @property
     def bytes(self) -> int:
         """Allocated bytes."""
-        return sum(tensor.nbytes for tensors in self._tensors.values() for tensor in tensors)
+        kept = (*self._tensors.values(), *self.states.values())
+        return sum(tensor.nbytes for tensors in kept for tensor in tensors)
 
 
 @frozen(eq=False)

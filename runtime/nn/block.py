@@ -13,7 +13,7 @@ from xtrain.blocks.adapted import AdaptedBlock
 from xtrain.blocks.attention import AttentionLayer, LatentAttentionLayer
 from xtrain.blocks.block import BlockPiece, Chain, JoinLayer, Layer, NormLayer, Residual, Sum, block_of
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
-from xtrain.blocks.user_layer import UserLayer
+from xtrain.blocks.user_layer import UserFunction, UserLayer
 from xtrain.plan.architecture import Architecture, RotaryAngles
 from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.base.user_parts import UserPart
@@ -35,7 +35,9 @@ class Attention(AttentionModule, Fusible):
         super().__init__(kernel, axes, Scores(window=layer.window, scale=layer.scale, cap=layer.cap))
         self.head_dim = arch.head_dim
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        self.q_proj = Linear(arch.dim, queries, bias=layer.bias)
+        self.turns = layer.rotary is None or layer.rotary == arch.head_dim  # all numbers of a head
+        self.gated, self.query_dim = layer.gated, 2 * arch.head_dim if layer.gated else arch.head_dim
+        self.q_proj = Linear(arch.dim, arch.heads * self.query_dim, bias=layer.bias)
         self.k_proj = Linear(arch.dim, keys, bias=layer.bias)
         self.v_proj = Linear(arch.dim, keys, bias=layer.bias)
         self.o_proj = Linear(queries, arch.dim, bias=layer.output_bias)
@@ -60,23 +62,30 @@ class Attention(AttentionModule, Fusible):
         # The number of heads is read from the tensor, so a layer with only some of them needs no change.
         x_BSD = column_parallel_input(x_BSD, self.axes.tensor)
 
-        def positioned(flat: Tensor, norm: nn.Module) -> Tensor:
+        def positioned(x_BSHA: Tensor, norm: nn.Module) -> Tensor:
             if self.wide_norm:
-                flat = norm(flat)
-            elif self.fused and rotate is not None and isinstance(norm, RMSNorm):
-                return norm.turned(heads(flat), rotate).transpose(1, 2)
-            x_BSHA = heads(flat) if self.wide_norm else norm(heads(flat))
+                x_BSHA = heads(norm(x_BSHA.flatten(-2)))
+            elif self.fused and self.turns and rotate is not None and isinstance(norm, RMSNorm):
+                return norm.turned(x_BSHA, rotate).transpose(1, 2)
+            else:
+                x_BSHA = norm(x_BSHA)
             if rotate is None:
                 return x_BSHA.transpose(1, 2)
-            return turned(x_BSHA, rotate).transpose(1, 2) if self.fused else rotate(x_BSHA.transpose(1, 2))
+            fused = self.fused and self.turns
+            return turned(x_BSHA, rotate).transpose(1, 2) if fused else rotate(x_BSHA.transpose(1, 2))
 
-        q_BHSA, k_BKSA = positioned(self.q_proj(x_BSD), self.q_norm), positioned(self.k_proj(x_BSD), self.k_norm)
+        q_BSHA, gate_BSHA = self.q_proj(x_BSD).unflatten(-1, (-1, self.query_dim)), None
+        if self.gated:
+            q_BSHA, gate_BSHA = q_BSHA.chunk(2, dim=-1)
+        q_BHSA, k_BKSA = positioned(q_BSHA, self.q_norm), positioned(heads(self.k_proj(x_BSD)), self.k_norm)
         v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
         if cache is not None:
             k_BKSA, v_BKSA = cache.extended(self, k_BKSA, v_BKSA, window=self.scores.window)
         sink_H = None if self.sinks is None else local(self.sinks)
-        out_BHSA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing, self.scores, sink_H)
-        return self.o_proj.row_parallel(out_BHSA.transpose(1, 2).flatten(-2), self.axes.tensor)
+        out_BSHA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing, self.scores, sink_H).transpose(1, 2)
+        if gate_BSHA is not None:
+            out_BSHA = out_BSHA * gate_BSHA.sigmoid()
+        return self.o_proj.row_parallel(out_BSHA.flatten(-2), self.axes.tensor)
 
 
 class BlockInput(NamedTuple):
@@ -117,6 +126,11 @@ class BlockSettings:
     axes: Axes
     rows: int
     base: Path
+
+    def part_of(self, layer: UserFunction) -> UserPart:
+        """Return the function of a user's layer."""
+        user, arguments = self.arch.own["user"], dict(layer.arguments)
+        return UserPart("layer", user["module"], layer.function, user["digest"], arguments, self.base.absolute())
 
 
 Call = Callable[[Tensor, BlockInput], Tensor]
@@ -180,11 +194,7 @@ def _join(layer: JoinLayer, settings: BlockSettings) -> Built:
 
 @builds(UserLayer)
 def _of_user(layer: UserLayer, settings: BlockSettings) -> Built:
-    user = settings.arch.own["user"]
-    part = UserPart(
-        "layer", user["module"], layer.function, user["digest"], dict(layer.arguments), settings.base.absolute()
-    )
-    module = OwnLayer(layer, part, settings.axes)
+    module = OwnLayer(layer, settings.part_of(layer), settings.axes)
     return module, lambda x_BSD, _: module(x_BSD)
 
 

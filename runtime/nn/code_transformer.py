@@ -14,10 +14,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
+from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from xtrain.blocks.adapted import AdaptedBlock
 from xtrain.blocks.block import block_of
+from xtrain.dsl.checking.config_json import SnapshotMissing, find_snapshot
+from xtrain.dsl.checking.model_code import source_digest
 from xtrain.plan.architecture import Architecture
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.ops import PlanMismatch
@@ -32,38 +35,50 @@ from xtrain.runtime.nn.code_experts import CodeExperts, lose, take_experts
 from xtrain.runtime.nn.code_tensor import cut_embedding, cut_layer, local_parameters
 from xtrain.runtime.nn.layers import Linear, generator_of
 from xtrain.runtime.nn.loss import Head
-from xtrain.runtime.nn.model_code import CodeModel, CodeStage, UnknownCode, build, code_digest, config_of
+from xtrain.runtime.nn.model_code import CodeModel, CodeStage, UnknownCode, build, code_digest, config_of, execute_files
 from xtrain.runtime.nn.transformer import StageSpan, Transformer
+
+
+@frozen(eq=False)
+class _Rows:
+    """The rows of a microbatch, as layers take them. keys_BS: of dropout. real_BS: the real tokens, in training."""
+
+    packing: DocumentLayout
+    cache: LayerCache | None
+    keys_BS: Tensor | None
+    real_BS: Tensor | None = None
 
 
 class _CodeBlock(LayerBlock):
     """A layer of transformers that can be recomputed: a base of the classes that `_block_class` makes.
 
     Names of attributes are none that such layers have. kernel_module: with the kernel of its attention; None:
-    transformers computes it. expert_modules: experts that xtrain computes. row_packing: the documents of the microbatch
-    of the next forward. row_tokens: its real tokens, in training.
+    transformers computes it. expert_modules: experts that xtrain computes. next_rows: of the next forward.
     """
 
     kernel_module: AttentionModule | None
     expert_modules: tuple[CodeExperts, ...]
-    row_packing: DocumentLayout | None
-    row_tokens: Tensor | None
+    next_rows: _Rows | None
     rank_axes: Axes
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        own, attention, packing = super().forward, self.kernel_module, self.row_packing
-        real_BS, keys = self.row_tokens, [(module, module.keys_BS) for module in self.dropping]
+        own, attention, rows, tasks = super().forward, self.kernel_module, self.next_rows, self.rank_axes.tasks
+        assert rows is not None
 
         def attend(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scores: Scores, sink_H: Tensor | None) -> Tensor:
-            assert attention is not None and packing is not None
-            return attention.kernel(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
+            assert attention is not None
+            if rows.cache is not None:
+                k_BKSA, v_BKSA = rows.cache.extended(attention, k_BKSA, v_BKSA, window=scores.window)
+            return attention.kernel(q_BHSA, k_BKSA, v_BKSA, rows.packing, scores, sink_H)
 
         def compute(*given: Any) -> Any:
             # Also in a backward, which recomputes it after other microbatches.
+            if tasks is not None:
+                tasks.counts = rows.packing.task_rows
             for experts in self.expert_modules:
-                experts.real_BS = real_BS
-            for module, keys_BS in keys:
-                module.keys_BS = keys_BS
+                experts.real_BS = rows.real_BS
+            for module in self.dropping:
+                module.keys_BS = rows.keys_BS
             with attending(attend), local_parameters(self.modules(), self.rank_axes):
                 return own(*given, **kwargs)
 
@@ -85,8 +100,7 @@ def _as_block(
     layer.__class__ = _block_class(type(layer))
     layer.number = number  # type: ignore[assignment]
     layer.dropping = []  # type: ignore[assignment]
-    layer.kernel_module, layer.row_packing, layer.rank_axes = attention, None, axes  # type: ignore[assignment]
-    layer.row_tokens = None  # type: ignore[assignment]
+    layer.kernel_module, layer.next_rows, layer.rank_axes = attention, None, axes  # type: ignore[assignment]
     for module in layer.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear  # which takes adapters and codes
@@ -115,6 +129,8 @@ class CodeTransformer(Transformer):
         self._described = described = arch.own["code"]
         own = described["attention"]  # computed by xtrain's kernels
         try:
+            if (place := described.get("remote")) is not None:
+                execute_files(described["config"], checked_files(described["digest"], **place))
             code = CodeModel(build(config_of(described["config"]), attention=NAME if own else "sdpa"))
         except UnknownCode as problem:
             raise EnvironmentFault("X529", f"{problem}; {problem.hint}") from problem
@@ -165,6 +181,9 @@ class CodeTransformer(Transformer):
 
     def _add_head(self, head: nn.Linear) -> None:
         arch, bias = self.arch, head.bias
+        if not arch.has_logits:
+            self.score = Linear(arch.dim, 1)
+            return
         if not arch.tie_embeddings:
             self.lm_head = head
             self.lm_head.__class__ = Linear
@@ -180,7 +199,7 @@ class CodeTransformer(Transformer):
 
     def check_code(self, digest: str) -> None:
         if code_digest(type(self.code.model)) != digest:
-            message = f"transformers has other code of {self.code.title} than when the plan was made; plan again"
+            message = f"there is other code of {self.code.title} than when the plan was made; plan again"
             raise PlanMismatch(message)
 
     def last_norm(self, x: Tensor) -> Tensor:
@@ -194,25 +213,22 @@ class CodeTransformer(Transformer):
         return given
 
     def _through_blocks(self, x_BSD: Tensor, batch: ModelBatch) -> tuple[Tensor, Callable[..., Tensor]]:
-        cache = batch.cache
+        cache, described = batch.cache, self._described
         keys_BS = self._keys(batch, x_BSD.device) if self.drops and batch.place_B is not None else None
-        packing = self._packing(batch)
-        for block in self.layers.values():
-            assert isinstance(block, _CodeBlock)
-            block.row_packing = packing
-            block.row_tokens = batch.real_BS if self.training and cache is None and torch.is_grad_enabled() else None
-            for module in block.dropping:
-                module.keys_BS = keys_BS
+        real_BS = batch.real_BS if self.training and cache is None and torch.is_grad_enabled() else None
+        self._give(_Rows(self._packing(batch), cache, keys_BS, real_BS))
         layers = set(self.layers.modules())
         with local_parameters((each for each in self.modules() if each not in layers), self.axes):
-            if cache is None:
+            if cache is None or described["caches"] == "kernels":
                 # Code that does not keep documents apart counts positions in its own way, such as from a padding id.
-                hidden_BSD = self._stage[0](x_BSD, batch.positions_BS if self._described["packs"] else None)
+                hidden_BSD = self._stage[0](x_BSD, batch.positions_BS if described["packs"] else None)
             else:
-                known = self._described["packs"] and self._masks and self.span.embeds and self.span.predicts
+                knows = described["caches"] == "own" and self.span.embeds and self.span.predicts
                 with self._attention_of_transformers():
-                    hidden_BSD = (self._with_cache if known else self._again)(x_BSD, batch, cache)
+                    hidden_BSD = (self._with_cache if knows else self._again)(x_BSD, batch, cache)
         if not self.span.predicts:
+            return hidden_BSD, _no_further
+        if not self.arch.has_logits:
             return hidden_BSD, _no_further
         scale = self._described["logits"].get("scale", 1.0)
         hidden_BSD = hidden_BSD if scale == 1.0 else hidden_BSD * scale
@@ -220,10 +236,11 @@ class CodeTransformer(Transformer):
             hidden_BSD = torch.cat((hidden_BSD, hidden_BSD.new_ones(*hidden_BSD.shape[:-1], 1)), -1)
         return hidden_BSD, _no_further
 
-    @property
-    def _masks(self) -> bool:
-        """True if its attention takes rows that begin with padding; written out, transformers' gives NaN there."""
-        return bool(getattr(type(self.code.model), "_supports_sdpa", False))
+    def _give(self, rows: _Rows) -> None:
+        """Let the layers take these rows in the next forward."""
+        for block in self.layers.values():
+            assert isinstance(block, _CodeBlock)
+            block.next_rows = rows
 
     @contextmanager
     def _attention_of_transformers(self) -> Iterator[None]:
@@ -231,7 +248,7 @@ class CodeTransformer(Transformer):
         config = self.code.model.config
         before = config._attn_implementation
         if before == NAME:
-            config._attn_implementation = "sdpa" if self._masks else "eager"
+            config._attn_implementation = "sdpa" if getattr(type(self.code.model), "_supports_sdpa", False) else "eager"
         try:
             yield
         finally:
@@ -263,12 +280,16 @@ class CodeTransformer(Transformer):
     def _again(self, given: Tensor, batch: ModelBatch, cache: LayerCache) -> Tensor:
         """Return the stage's output at new positions, computed with all earlier ones again and row by row: the caches
         of such models do not take rows of several lengths, or need all layers. given: [B, S], or [B, S, D]."""
+        packing = self._packing(batch)
+        task_of = [place for place, count in enumerate(packing.task_rows) for _ in range(count)]
         before = self._caches.get(cache) if cache.filled else None
         whole = given if before is None else torch.cat((before, given), 1)
         self._caches[cache] = whole
         seen, new, found = getattr(cache, "seen_B11L", None), given.shape[1], []
         for row, own in enumerate(whole):
             begin = 0 if seen is None else int((~seen[row, 0, 0]).sum())
+            mine = tuple(int(place == task_of[row]) for place in range(len(packing.task_rows)))
+            self._give(_Rows(evolve(packing, task_rows=mine), None, None))
             x_BSD = self._stage[0](own[None, begin:], None)[:, -new:]
             found.append(F.pad(x_BSD, (0, 0, new - x_BSD.shape[1], 0)))
         return torch.cat(found)
@@ -336,6 +357,18 @@ class CodeTransformer(Transformer):
         """The model without weights, whose parts are copied to draw their values."""
         with torch.device("meta"):
             return CodeModel(build(config_of(self._described["config"])))
+
+
+def checked_files(digest: str, folder: str = "", repo: str = "", revision: str = "") -> Path:
+    """Return the folder of a model whose own modeling files compute it. Raises EnvironmentFault without it, and
+    PlanMismatch if the files have changed since planning."""
+    try:
+        place = folder or find_snapshot(repo, revision)[0]
+        if source_digest(place) == digest:
+            return Path(place)
+    except (OSError, SnapshotMissing) as error:
+        raise EnvironmentFault("X529", f"the modeling files of the model cannot be read: {error}") from error
+    raise PlanMismatch(f"{place} has other modeling files than when the plan was made; read them, and plan again")
 
 
 def _no_further(*_: Any) -> Tensor:

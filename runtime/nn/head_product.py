@@ -204,8 +204,9 @@ class TaskRouting:
         """
         if not self.counts:
             return out_BSF
-        outputs = []
-        pieces = zip(adapters, x_BSD.split(self.counts), out_BSF.split(self.counts), strict=True)
+        outputs, each = [], len(x_BSD) // sum(self.counts)  # transformers' code may flatten rows into tokens
+        counts = [count * each for count in self.counts]
+        pieces = zip(adapters, x_BSD.split(counts), out_BSF.split(counts), strict=True)
         for place, (adapter, x, out) in enumerate(pieces):
             if adapter is not None and self.takes_part(place, len(x)):
                 out = adapter.applied(x, out)

@@ -310,7 +310,7 @@ class _ScaledFrequencies:
 @frozen(eq=False)
 class Rotation:
     """Cosine and sine of every position's angles, each [B, 1, S, A]; computed once per forward for all blocks with the
-    same angles."""
+    same angles. Of wider heads the first A numbers are rotated."""
 
     cos: Tensor
     sin: Tensor
@@ -331,7 +331,18 @@ class Rotation:
             cos, sin = cos * rope.magnitude, sin * rope.magnitude
         return cls(cos=cos.to(dtype), sin=sin.to(dtype))
 
+    @property
+    def width(self) -> int:
+        """Numbers of a head that are rotated."""
+        return self.cos.shape[-1]
+
     def __call__(self, x_BHSA: Tensor) -> Tensor:
+        if self.width == x_BHSA.shape[-1]:
+            return self._turned(x_BHSA)
+        parts = self._turned(x_BHSA[..., : self.width]), x_BHSA[..., self.width :]
+        return torch.cat([part.transpose(1, 2) for part in parts], dim=-1).transpose(1, 2)  # heads side by side
+
+    def _turned(self, x_BHSA: Tensor) -> Tensor:
         left, right = x_BHSA.chunk(2, dim=-1)
         return x_BHSA * self.cos + torch.cat((-right, left), dim=-1) * self.sin
 
@@ -347,6 +358,23 @@ class WeightHolder(nn.Module):
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape))
+
+
+def called(part: UserPart, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Return the result of a user's function. Raises PartFailed for what it raises."""
+    out: Any = None
+    stopped: _StopRecomputationError | None = None
+    with failures_of(part):
+        try:
+            out = function(*args, **named)
+        except _StopRecomputationError as stop:  # a backward has recomputed everything it needs
+            stopped = stop
+    if stopped is not None:
+        try:
+            raise stopped
+        finally:
+            del stopped  # its traceback refers to this frame and the function's tensors: break the cycle
+    return out
 
 
 class OwnLayer(TiledModule):
@@ -381,18 +409,7 @@ class OwnLayer(TiledModule):
     def _call(self, x_BSD: Tensor, weights: dict[str, Any]) -> Tensor:
         if torch.compiler.is_compiling():
             return self.function(x_BSD, **weights, **self.part.arguments)
-        out_BSD: Any = None
-        stopped: _StopRecomputationError | None = None
-        with failures_of(self.part):
-            try:
-                out_BSD = self.function(x_BSD, **weights, **self.part.arguments)
-            except _StopRecomputationError as stop:  # a backward has recomputed everything it needs
-                stopped = stop
-        if stopped is not None:
-            try:
-                raise stopped
-            finally:
-                del stopped  # its traceback refers to this frame and the function's tensors: break the cycle
+        out_BSD = called(self.part, self.function, (x_BSD,), {**weights, **self.part.arguments})
         if not isinstance(out_BSD, Tensor) or out_BSD.shape != x_BSD.shape or out_BSD.dtype != x_BSD.dtype:
             result = type(out_BSD).__name__
             if isinstance(out_BSD, Tensor):

@@ -4,11 +4,15 @@ The trunk is the module between the token ids and the head's input; its layers a
 Shapes: B rows, S positions, D width of the residual stream, V vocabulary.
 """
 
+import importlib
 import inspect
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -75,7 +79,8 @@ def whole_config_of(content: Mapping[str, Any]) -> Any:
             raise UnknownCode(message, "give the folder with the weights before; `precision { base }` quantizes them")
         if kind not in CONFIG_MAPPING and content.get("auto_map"):
             message = f"transformers has no model type {kind!r}, and the folder's own code (`auto_map`) is not run"
-            raise UnknownCode(message, "export the model in a type that transformers has")
+            hint = '`model "folder" { code = remote }` executes it; read its files before'
+            raise UnknownCode(message, hint)
         if kind not in CONFIG_MAPPING:
             hint = "install a version of transformers that has it, or export the model in a type that it has"
             written = content.get("transformers_version")
@@ -136,8 +141,60 @@ def whole_class_of(content: Mapping[str, Any]) -> type[nn.Module] | None:
 
 
 def code_digest(cls: type[nn.Module]) -> str:
-    """Return 16 hex digits over the source file of a class."""
+    """Return 16 hex digits over the source file of a class, or over all modeling files that it is one of."""
+    package = cls.__module__.partition(".")[0]
+    if package.startswith(EXECUTED):
+        return package.removeprefix(EXECUTED)
     return source_digest(inspect.getfile(cls))
+
+
+def execute_files(content: Mapping[str, Any], folder: Path) -> None:
+    """Let transformers compute models of a config's type by the modeling files of a folder: those that `auto_map` of
+    its `config.json` names are executed, and what they import of the folder. Raises UnknownCode."""
+    names = content.get("auto_map")
+    names = names if isinstance(names, Mapping) else {}
+    hint = 'write `auto_map` with AutoConfig and AutoModelForCausalLM in config.json, each as "file.Class"'
+    if "AutoModelForCausalLM" not in names:
+        raise UnknownCode(f"config.json of {folder} names no modeling file for AutoModelForCausalLM", hint)
+    with quiet():
+        try:
+            from transformers import AutoConfig, AutoModelForCausalLM
+            from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+        except ImportError as error:
+            message = f"the model is computed with transformers, which cannot be imported: {error}"
+            raise UnknownCode(message, "pip install 'xtrain[transformers]'") from error
+        package, kind = f"{EXECUTED}{source_digest(str(folder))}", str(content.get("model_type"))
+        if package not in sys.modules:
+            sys.modules[package] = ModuleType(package)
+            sys.modules[package].__path__ = [str(folder.absolute())]
+        own = {name: _executed(package, str(names[name]), folder, hint) for name in MAPPED if name in names}
+        try:
+            config = own.get("AutoConfig") or CONFIG_MAPPING[kind]
+            own["AutoModelForCausalLM"].config_class = config
+            AutoConfig.register(kind, config, exist_ok=True)
+            AutoModelForCausalLM.register(config, own["AutoModelForCausalLM"], exist_ok=True)
+        except Exception as error:  # code of any model
+            message = f"transformers does not take the classes of {folder}: {_first_line(error)}"
+            raise UnknownCode(message, "correct the modeling files") from error
+
+
+EXECUTED: Final = "xtrain_modeling_files_"  # name of their package, before their digest
+MAPPED: Final = ("AutoConfig", "AutoModelForCausalLM")
+
+
+def _executed(package: str, name: str, folder: Path, hint: str) -> Any:
+    """Return a class of the modeling files of a folder, "file.Class"."""
+    file, _, cls = name.rpartition(".")
+    if "--" in name or not file or not (folder / f"{file.replace('.', '/')}.py").is_file():
+        raise UnknownCode(f"`{name}` in `auto_map` is no class of a file of {folder}", hint)
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        return getattr(importlib.import_module(f"{package}.{file}"), cls)
+    except Exception as error:  # code of any model
+        message = f"{file}.py of {folder} cannot be executed: {type(error).__name__}: {_first_line(error)}"
+        raise UnknownCode(message, "correct the modeling files") from error
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def build(config: Any, experts: str = "eager", attention: str = "sdpa") -> nn.Module:

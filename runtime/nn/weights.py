@@ -352,4 +352,6 @@ def initial_values(
     """Return the whole initial parameter `name` in fp32."""
     if kind in ("ones", "zeros"):
         return torch.full(shape, float(kind == "ones"), device=device)
+    if kind == "log_uniform":
+        return torch.empty(shape, device=device).uniform_(0.01, 16, generator=generator_of(name, seed, device)).log_()
     return torch.empty(shape, device=device).normal_(0.0, std, generator=generator_of(name, seed, device))

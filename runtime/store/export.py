@@ -138,7 +138,7 @@ class Export(WeightsExport):
         copied = self._copied(origin)
         files = lay_out(self._arch, format_of, self.most, copied)
         formats = formats_of(files)
-        contents |= self._configs(origin, tokenizer, ends, next(iter(formats)))
+        contents |= self._configs(origin, tokenizer, ends, next(iter(formats))) | self._code()
         loss = last_loss(self.run, self.state)
         contents[CARD] = model_card(plan, self.state, self.weights, formats, loss).encode()
         total = sum(formats.values())
@@ -177,6 +177,18 @@ class Export(WeightsExport):
             message = f"{origin}, which the run read its model from, has {len(others):,} tensors of other parts"
             raise ExportFailed(f"{message}, which an export copies: {problem}") from problem
         return {name: tensor for name, tensor in stored.items() if name in others}
+
+    def _code(self) -> dict[str, bytes]:
+        """Return the modeling files of a model that its folder's own code computes."""
+        code = self._arch.own.get("code", {})
+        if (place := code.get("remote")) is None:
+            return {}
+        from xtrain.dsl.checking.model_code import code_files
+        from xtrain.runtime.nn.code_transformer import checked_files
+
+        folder = place.get("folder")
+        place = place if folder is None else {"folder": str(self.base / folder)}
+        return code_files(checked_files(code["digest"], **place))
 
     def _left_out(self, origin: Path | None) -> Iterator[str]:
         """Yield remarks about multi-token-prediction modules that the folder lacks."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from rooms import ROOMS
 from xtrain.contracts.actions import PlannedAction, PlannedTracker
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema import component
-from xtrain.dsl.schema.actions import ACTIONS, action_of
+from xtrain.dsl.schema.actions import ACTIONS, action_of, by_default, saving, stopping
 from xtrain.dsl.schema.adapters import ADAPTERS
 from xtrain.dsl.schema.cluster import CLUSTERS, LAUNCHERS
 from xtrain.dsl.schema.component import Component, Offer, Registry, named, variants
@@ -45,7 +46,7 @@ REGISTRIES: tuple[Registry, ...] = (
 # Kinds whose components subclass a contract.
 CONTRACTED = [kind for kind in (*REGISTRIES, ADAPTERS, LAUNCHERS) if kind.contract]
 # Texts for people, with examples; and what drivers call devices.
-TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "device.py")
+TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "device.py", "init_job.py")
 # What reads the checkpoints that DeepSpeed's own engine writes, whatever stack a run has.
 OF_ENGINES = ("deepspeed_import.py", "checkpoint.py")
 # Words of other things too: forms of a curve, of records, units, axes of a mesh, devices, the block of axes.
@@ -114,7 +115,7 @@ def test_each_is_one_file_with_the_name_of_the_component():
         files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
         own = {"user_part"}  # what functions of the user's own inherit from
         # Beside it stand its torch code, what runs it, and a part that is long.
-        more = (*(f"{each}_" for each in registry), "user_part_", "_")
+        more = (*(f"{each}_" for each in (*registry, registry.unlisted) if each), "user_part_", "_")
         shared = {name for name in files - own - set(registry) if name.endswith("_torch")}  # code of several
         assert (
             {name for name in files - own - shared if not name.startswith(more)}
@@ -208,7 +209,26 @@ def empty(word: str) -> Registry[Optimizer]:
     return registry
 
 
-def test_an_installed_package_offers_components(monkeypatch):
+def offered_by(folder, monkeypatch, load):
+    """Make `folder` the place of an installed package, which calls `load` when its components are imported."""
+    folder.mkdir(exist_ok=True)
+    (folder / "theirs-1.dist-info").mkdir()
+    (folder / "theirs-1.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1\n")
+    (folder / "theirs-1.dist-info" / "entry_points.txt").write_text("[xtrain.components]\nours = theirs_components\n")
+    (folder / "theirs_components.py").write_text("import theirs_loads\ntheirs_loads.load()\n")
+    monkeypatch.setitem(sys.modules, "theirs_loads", SimpleNamespace(load=load))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(component, "offered_modules", component.offered_modules.__wrapped__)
+
+
+def test_default_actions_are_found_without_loading_others():
+    ticked = {name for name, kind in ACTIONS.items() if kind.default_ticks}
+    assert {kind.kind for kind in by_default()} == ticked
+    assert [name for name, kind in ACTIONS.items() if kind.saves] == [saving().kind]
+    assert [name for name, kind in ACTIONS.items() if kind.stops] == [stopping().kind]
+
+
+def test_an_installed_package_offers_components(monkeypatch, tmp_path):
     registry = empty("optimizer")
     monkeypatch.setattr(Registry, "asked", False)
 
@@ -219,11 +239,36 @@ def test_an_installed_package_offers_components(monkeypatch):
             kind: str = named("mine")
             lr: float = learning_rate()
 
-    offered = SimpleNamespace(load=load, dist=SimpleNamespace(name="theirs"))
-    monkeypatch.setattr(component, "entry_points", lambda group: [offered] if group == "xtrain.components" else [])
-    monkeypatch.setattr(component, "offered_modules", component.offered_modules.__wrapped__)
+    offered_by(tmp_path, monkeypatch, load)
     assert list(registry) == ["mine"] and registry.origin("mine") == "theirs"
     assert registry["mine"](lr=0.5).lr == 0.5 and registry.label().type.__args__ == ("mine",)
+
+
+@pytest.mark.parametrize(("place", "asked"), [
+    ("theirs-1.dist-info/entry_points.txt", True),
+    ("theirs.egg-info/entry_points.txt", True),
+    ("theirs-1.egg/EGG-INFO/entry_points.txt", True),
+    ("theirs-1.dist-info/notes.txt", False),
+    ("theirs/entry_points.txt", False),
+])  # fmt: skip
+@pytest.mark.parametrize("text", ["[xtrain.components]\nours = theirs\n", "[console_scripts]\nours = theirs\n"])
+def test_metadata_is_only_imported_for_a_package_that_may_offer_components(monkeypatch, tmp_path, place, asked, text):
+    (tmp_path / place).parent.mkdir(parents=True)
+    (tmp_path / place).write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "missing")])
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    assert component._may_be_offered() == (asked and ("xtrain" in text or ".egg/" in place))
+
+
+def test_metadata_is_imported_for_archives_and_other_finders(monkeypatch, tmp_path):
+    (tmp_path / "packages.zip").write_bytes(b"")
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "packages.zip")])
+    assert component._may_be_offered()
+    monkeypatch.setattr(sys, "path", [])
+    assert not component._may_be_offered()
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_distributions=lambda context: [])])
+    assert component._may_be_offered()
 
 
 def test_a_package_that_cannot_be_loaded_is_a_warning_and_no_more(monkeypatch, tmp_path):

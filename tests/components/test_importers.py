@@ -443,6 +443,8 @@ NESTED = [
      ["budget = 9 steps", "floor = 10%", "warmup = 10%"]),
     ("xorl", {"train": {"optimizer": "muon", "muon_lr": 0.02, "lr": 0.001, "weight_decay": 0.01}},
      ["optimizer muon {", "lr = 0.02", "adamw_lr = 0.05", "scale = original", "group embed_tokens {"]),
+    ("xorl", {"train": {"max_steps": -1, "num_train_epochs": 2}}, ["budget = 2 epochs"]),
+    ("xorl", {"train": {"max_steps": 0, "num_train_epochs": 2}}, ["budget = 2 epochs"]),
     ("xorl", {"train": {"save_steps": 7, "max_grad_norm": 0.5}}, ["every 7 steps checkpoint", "clip = 0.5"]),
     ("xorl", {"lora": {"enable_lora": True, "lora_target_modules": ["qkv_proj"]}},
      ['targets = ["q_proj", "k_proj", "v_proj"]']),

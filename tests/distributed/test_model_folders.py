@@ -115,8 +115,8 @@ def check(ours: Seen, loss: float, theirs: dict[str, np.ndarray], limit: float) 
 
 
 # Beside the model: the loss of routers, which transformers does not add unless it is asked.
-EXPERTS = ("deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe")
-SETTINGS = dict.fromkeys(EXPERTS, "router { aux_loss = 0 }")
+EXPERTS = ("deepseek_v3", "glm4_moe", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next")
+SETTINGS: dict[str, str] = dict.fromkeys(EXPERTS, "router { aux_loss = 0 }")
 
 
 def in_fp64(reference: Any, family: str) -> Any:
@@ -138,6 +138,9 @@ ODD = (
     ("mistral", "windows of two, wide heads"),
     ("gemma3", "odd heads, scaled positions"),
     ("gpt_oss", "odd heads"),
+    ("olmo3", "biased, scaled by yarn"),
+    ("seed_oss", "every bias"),
+    ("glm4_moe", "odd heads, tied"),
 )
 
 
@@ -178,6 +181,11 @@ MORE = [
 ]
 MORE += [
     ("qwen2", "windows", RING, {}),
+    ("olmo3", "odd heads, tied", RING, {}),
+    ("seed_oss", "every bias", (*TP, *FSDP), {}),
+    ("glm4_moe", "normed, scaled by yarn", (*TP, *FSDP, *EP), {}),
+    ("glm4_moe", "odd heads, tied", (*PP, *FSDP), STACKED),
+    ("glm4_moe", "normed, scaled by yarn", WHOLE, {}),
     ("smollm3", "windows", ULYSSES, {}),
     ("gemma3", "wide heads, capped logits", TP, SHARDS),
     ("llama", "biased, scaled by yarn", (*TP, *FSDP), {}),
@@ -315,6 +323,7 @@ def test_a_run_that_goes_on_needs_no_folder_and_one_that_begins_needs_that_of_th
     assert failure["exit_code"] == 3 and "has no weights" in failure["error"]
 
 
+ALONE = "collate=to_tensor -> flatten -> shift_tokens -> pack(single)"
 # Type of a model that transformers computes, and its layout.
 CODE = [
     ("llama", (*FSDP, "activation=full")),
@@ -359,6 +368,8 @@ MORE_CODE = [
     ("bert", WHOLE),
     ("apertus", WHOLE),  # parameters of an activation
     ("stablelm", WHOLE),
+    ("roberta", (*FSDP, ALONE)),  # modules around the layers have parameters
+    ("hrm_text", (*FSDP, ALONE, "activation=full")),
 ]
 # Divided by 64: even numbers are left, and whole blocks of codes.
 SIZES: dict[str, dict[str, Any]] = {
@@ -374,10 +385,11 @@ IN_FP32 = ("gemma2", "cohere", "glm4_moe", "deepseek_v3")  # sums gradients of n
 def test_code_of_transformers_on_two_ranks(desk: Desk, kind: str, layout: tuple[str, ...]):
     folder = desk.folder / f"code of {kind}"
     make_code(kind, folder, **SIZES.get(kind, {}))
-    label = "_".join((kind, *layout)).translate(str.maketrans(". =", "___"))
+    label = "_".join((kind, *(each for each in layout if each != ALONE))).translate(str.maketrans(". =", "___"))
+    rows = tuple(each for each in layout if each == ALONE)
     one, two = (
         desk.run(folder, f"{label}_{number}", *sets, params="fp64", settings="code = transformers")
-        for number, sets in enumerate(((), layout))
+        for number, sets in enumerate((rows, layout))
     )
     check(two, one.loss, one.gradients, 1e-6 if kind in IN_FP32 else 1e-10)
 

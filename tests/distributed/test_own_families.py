@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
+from projects import events
 from trials import gaps
 
 from xtrain.planner.load import plan_from_path
@@ -45,6 +46,7 @@ def train(lab, tmp_path_factory):
     """Train a spec under `--set` texts as the job `name`: its plan, and what came of it."""
     folder = tmp_path_factory.mktemp("own")
     shutil.copy(OWN, folder)
+    (folder / "mixers.py").write_text(MIXERS)
 
     def run(name, *sets, spec=SPEC):
         (folder / "own.xtrain").write_text(spec)
@@ -127,3 +129,52 @@ def test_it_goes_on_exactly(train, alone):
     assert found.curve == whole.curve and len(found.curve) == 4
     assert found.evals[-1]["loss"] == whole.evals[-1]["loss"]
     assert all((found.tensors[name] == value).all() for name, value in whole.tensors.items())
+
+
+MIXERS = '''
+import torch
+from xtrain import AttentionLayer, Chain, NormLayer, Residual, SwiGLULayer, family, layer, state, weight
+
+
+@layer(mixes="causal")
+def decayed(x, memory=state("dim"), count=state(1, initial="ones"), rate=weight("dim", initial="normal"),
+            out=weight("dim", "dim", initial="residual"), *, power: int = 1):
+    """Decaying sums, divided by the number of positions."""
+    keep, found = torch.sigmoid(rate), []
+    for position in x.unbind(1):
+        memory, count = keep * memory + position, count + 1
+        found.append(memory / count ** power)
+    return torch.stack(found, 1) @ out.T, memory, count
+
+
+@family
+def recurrent(arch, attends: bool = False):
+    """Decaying sums, with or without attention."""
+    mixer = decayed("mixer")
+    if attends:
+        attention = AttentionLayer("self_attn")
+        return Chain.of(Residual.of(NormLayer("norm"), attention), Residual.of(NormLayer("mixed"), mixer))
+    return Chain.of(Residual.of(NormLayer("norm"), mixer), Residual.of(NormLayer("fed"), SwiGLULayer("mlp")))
+'''
+MIXED = SPEC.replace("model gated", "model recurrent").replace("parts.py", "mixers.py")
+TEXTS = 'on finish generate { prompts = ["a", "line 12 and more", "abc"], tokens = 5, temperature = 0 }\n'
+MIXER_LAYOUTS = {
+    "tp 2": ("parallel.tp=2",),
+    "tp 2, whole sequences": ("parallel.tp=2", "parallel.tp.sequence=false"),
+    "fsdp 2, full": ("parallel.fsdp=2", "activation=full"),
+    "pp 2": ("parallel.pp=2", "model.attends=true"),
+    "fsdp 2, tp 2": ("parallel.fsdp=2", "parallel.tp=2", "model.attends=true"),
+}
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=() if name == "tp 2" else pytest.mark.matrix) for name in MIXER_LAYOUTS]
+)
+def test_layers_that_mix_positions_too(train, alone, layout):
+    """And the same texts: documents begin with new states, and texts are continued by the states after them."""
+    spec, sets = MIXED + TEXTS, MIXER_LAYOUTS[layout]
+    _, expected = alone(*(each for each in sets if each.startswith("model")), spec=spec)
+    _, found = train(f"mixed {layout}", *sets, spec=spec)
+    assert gaps(found, expected).worst < 1e-10
+    texts = [events(outcome.directory, "generate")[0]["samples"] for outcome in (found, expected)]
+    assert texts[0] == texts[1] and len({each["text"] for each in texts[0]}) > 1

@@ -1,12 +1,18 @@
 """Every form of the language, as a tree."""
 
 import attrs
+import parse_table
 import pytest
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.syntax import tree as s
 from xtrain.dsl.syntax.parser import parse_expression, parse_file
 from xtrain.dsl.values import Quantity
+
+
+def test_the_parse_table_follows_the_grammar():
+    assert parse_table.FILE.read_text() == parse_table.text()
+
 
 NOWHERE = Span(SourceText("", ""), 0, 0)
 

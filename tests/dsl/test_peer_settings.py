@@ -3,7 +3,7 @@
 import pytest
 
 from xtrain.dsl.autofix import apply_fixes
-from xtrain.dsl.diagnostics.synonyms import SYNONYMS
+from xtrain.dsl.diagnostics.synonyms import synonyms
 from xtrain.dsl.load import load_spec
 
 BASE = """experiment first {{ {experiment} }}
@@ -193,7 +193,7 @@ def test_an_uncertain_setting_has_a_hint_and_no_fix(block, body, words):
 @pytest.mark.parametrize("block", [*EMPTY, *HEADS, "parallel", "precision", "checkpoint", "rollout"])
 def test_an_ambiguous_name_is_never_renamed(block):
     """In no block, and not to a name that is spelled nearly the same."""
-    words = [word for word, synonym in SYNONYMS.items() if not synonym.convert and synonym.hint]
+    words = [word for word, synonym in synonyms().items() if not synonym.convert and synonym.hint]
     found = [each for each in found_in(spec(block, "\n".join(f"{word} = 1" for word in words))) if each.code == "X203"]
     assert len(found) >= len(words) - 2  # a block has some of these settings
     assert all(not each.fix or not each.fix.span.text.startswith(tuple(words)) for each in found)

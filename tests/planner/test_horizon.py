@@ -8,6 +8,7 @@ from attrs import evolve
 from examples import drawn
 from hypothesis import example, given
 from hypothesis import strategies as st
+from model_folders import Folder
 
 from xtrain.dsl.load import load_spec
 from xtrain.plan.arithmetic import Arithmetic, Counts
@@ -211,6 +212,15 @@ def test_a_run_that_has_counted_hears_the_rest_where_it_stands_in_the_spec(tmp_p
     roomy = compile_plan(loaded.require(), spec_text=loaded.resolved_text(), count=counted(4000)).plan
     assert roomy is not None
     assert not list(check_counted(roomy, Counts(epoch_rows=Fraction(4000))))
+
+
+def test_a_value_of_config_json_is_no_setting_without_effect(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Folder.whole(tmp_path)
+    folder.config(initializer_range=0.02)
+    plan = folder.plan(more="").plan
+    assert plan is not None and any(entry.origin == "config" for entry in plan.provenance)
+    assert not list(check_counted(plan, Counts(epoch_rows=Fraction(4000))))
 
 
 @pytest.mark.parametrize("rows", [10, 1000])

@@ -34,6 +34,7 @@ from xtrain.runtime.nn.model_code import (
     build,
     build_class,
     config_of,
+    execute_files,
     whole_class_of,
     whole_config_of,
 )
@@ -218,9 +219,13 @@ def round_trip(folder: Path, base: Path) -> list[str]:
 def inspect_here() -> None:
     """Inspect models in this process, which has imported transformers, instead of in one of their own."""
 
-    def inspected(config: str, versions: Any) -> dict[str, Any]:
+    def inspected(config: str, versions: Any, remote: str = "") -> dict[str, Any]:
+        content = json.loads(config)
         try:
-            return json.loads(json.dumps(describe(json.loads(config))))
+            if remote:
+                execute_files(content, Path(remote))
+            found = json.loads(json.dumps(describe(content)))
+            return {**found, "source": remote or found["source"]}
         except UnknownCode as problem:
             raise model_code.CodeUnusable(str(problem), problem.hint) from problem
 

@@ -73,6 +73,26 @@ GEMMA3: Final = {
                       "model_type": "siglip_vision_model", "num_attention_heads": 16, "num_hidden_layers": 27,
                       "patch_size": 14, "vision_use_head": False},
 }  # fmt: skip
+DELTA: Final = {
+    "attention_bias": False, "attention_dropout": 0.0, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+    "initializer_range": 0.02, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_value_head_dim": 128, "moe_intermediate_size": 512,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+    "shared_expert_intermediate_size": 512, "tie_word_embeddings": False, "use_cache": True,
+}  # fmt: skip
+QWEN35: Final = {
+    "attention_bias": False, "attention_dropout": 0.0, "full_attention_interval": 4, "head_dim": 256,
+    "hidden_act": "silu", "initializer_range": 0.02, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
+    "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "rms_norm_eps": 1e-06,
+    "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+                        "rope_theta": 10000000, "rope_type": "default"},
+    "use_cache": True, "vocab_size": 248320,
+}  # fmt: skip
+IMAGES: Final = {
+    "image_token_id": 248056, "tie_word_embeddings": False, "video_token_id": 248057, "vision_start_token_id": 248053,
+    "vision_end_token_id": 248054, "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5_vision"},
+}  # fmt: skip
 
 
 def vision(dim: int) -> int:
@@ -82,6 +102,28 @@ def vision(dim: int) -> int:
     patches = (3 * 14**2 + 1) * width + 4096 * width
     block = 4 * (width + 1) * width + (width + 1) * ffn + (ffn + 1) * width + 2 * 2 * width
     return patches + layers * block + 2 * width + width + width * dim
+
+
+def qwen_vision(dim: int) -> int:
+    """Parameters of Qwen3.5 beside its text: 27 blocks 1152 wide for patches of two times 16 · 16 pixels, 2304 places,
+    and what projects four outputs together to `dim`."""
+    width, ffn, layers = 1152, 4304, 27
+    patches = (3 * 2 * 16**2 + 1) * width + 2304 * width
+    block = (width + 1) * 4 * width + (width + 1) * ffn + (ffn + 1) * width + 2 * 2 * width
+    joined = 4 * width
+    return patches + layers * block + 2 * width + (joined + 1) * joined + (joined + 1) * dim
+
+
+def further(dim: int, heads: int, kv_heads: int, feed_forward: int) -> int:
+    """Parameters of the layer of Qwen3-Next and Qwen3.5 that predicts further tokens: heads are 256 wide."""
+    width = 256
+    attention = 3 * dim * heads * width + 2 * dim * kv_heads * width + 2 * width
+    return 2 * dim * dim + 3 * dim + attention + 2 * dim + feed_forward
+
+
+def with_shared(dim: int, experts: int, width: int) -> int:
+    """Parameters of a router, experts and a shared expert with a gate."""
+    return experts * dim + (experts + 1) * 3 * dim * width + dim
 
 
 # Name → `config.json`, and parameters.
@@ -185,6 +227,58 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
             "num_local_experts": 32}, 20_914_757_184),
     "gpt-oss-120b": ({**OSS, "layer_types": ["sliding_attention", "full_attention"] * 18, "num_hidden_layers": 36,
             "num_local_experts": 128}, 116_829_156_672),
+    "OLMo-3-32B": ({"architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02,
+            "intermediate_size": 27648, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16,
+            "max_position_embeddings": 65536, "model_type": "olmo3", "num_attention_heads": 40,
+            "num_hidden_layers": 64, "num_key_value_heads": 8, "pad_token_id": 100277, "rms_norm_eps": 1e-06,
+            "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
+                "original_max_position_embeddings": 8192, "rope_type": "yarn"}, "rope_theta": 500000,
+            "sliding_window": 4096, "tie_word_embeddings": False, "use_cache": False, "vocab_size": 100278},
+        32_233_522_176),
+    "Seed-OSS-36B": ({"architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.1,
+            "attention_out_bias": False, "bos_token_id": 0, "eos_token_id": 2, "head_dim": 128, "hidden_act": "silu",
+            "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 27648,
+            "max_position_embeddings": 524288, "mlp_bias": False, "model_type": "seed_oss", "num_attention_heads": 80,
+            "num_hidden_layers": 64, "num_key_value_heads": 8, "pad_token_id": 1, "residual_dropout": 0.1,
+            "rms_norm_eps": 1e-06, "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0,
+            "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 155136},
+        36_151_104_512),
+    # Without its layer that predicts further tokens; INTELLECT-3, of the same shape, has this number.
+    "GLM-4.5-Air": ({"architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+            "eos_token_id": [151329, 151336, 151338], "first_k_dense_replace": 1, "head_dim": 128,
+            "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 10944,
+            "max_position_embeddings": 131072, "model_type": "glm4_moe", "moe_intermediate_size": 1408, "n_group": 1,
+            "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 96,
+            "num_experts_per_tok": 8, "num_hidden_layers": 46, "num_key_value_heads": 8,
+            "num_nextn_predict_layers": 1, "pad_token_id": 151329, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05,
+            "rope_scaling": None, "rope_theta": 1000000, "routed_scaling_factor": 1.0, "tie_word_embeddings": False,
+            "topk_group": 1, "torch_dtype": "bfloat16", "use_cache": True, "use_qk_norm": False, "vocab_size": 151552},
+        106_852_251_264),
+    "Qwen3-Next-80B-A3B": ({**DELTA, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next",
+            "decoder_sparse_step": 1, "full_attention_interval": 4, "intermediate_size": 5120,
+            "max_position_embeddings": 262144, "mlp_only_layers": [], "norm_topk_prob": True, "num_experts": 512,
+            "num_experts_per_tok": 10, "num_hidden_layers": 48, "output_router_logits": False,
+            "partial_rotary_factor": 0.25, "rope_scaling": None, "rope_theta": 10000000,
+            "router_aux_loss_coef": 0.001, "use_sliding_window": False, "vocab_size": 151936},
+        81_324_862_720 - further(2048, 16, 2, with_shared(2048, 512, 512))),
+    "Qwen3.8-27B, text": ({**IMAGES, "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+            "text_config": {**QWEN35, "hidden_size": 5120, "intermediate_size": 17408, "linear_num_value_heads": 48,
+                "model_type": "qwen3_5_text", "num_attention_heads": 24, "num_hidden_layers": 64,
+                "num_key_value_heads": 4, "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16}},
+        27_781_427_952 - qwen_vision(5120) - further(5120, 24, 4, 3 * 5120 * 17408)),
+    "Qwen3.5-35B-A3B, text": ({**IMAGES, "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+            "model_type": "qwen3_5_moe", "text_config": {**DELTA, **QWEN35, "model_type": "qwen3_5_moe_text",
+                "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40, "router_aux_loss_coef": 0.001,
+                "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10}},
+        35_951_822_704 - qwen_vision(2048) - further(2048, 16, 2, with_shared(2048, 256, 512))),
+    "Qwen3.5-397B-A17B, text": ({**IMAGES, "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+            "model_type": "qwen3_5_moe", "text_config": {**DELTA, **QWEN35, "hidden_size": 4096,
+                "linear_num_value_heads": 64, "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 1024,
+                "num_attention_heads": 32, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 60,
+                "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 1024,
+                "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 15}},
+        403_397_928_944 - qwen_vision(4096) - further(4096, 32, 2, with_shared(4096, 512, 1024))),
 }  # fmt: skip
 SPEC: Final = """experiment size {{ seed = 1, budget = 1 steps }}
 model "{folder}" {{ weights = none }}

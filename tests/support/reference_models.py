@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 # Of every model; the vocabulary is one that no even number of ranks divides, and has the ids of the bytes.
 SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 263}
@@ -22,6 +23,16 @@ LATENT = {
     "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10, "moe_intermediate_size": 24,
     "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3,
     "first_k_dense_replace": 1, "max_position_embeddings": 64,
+}  # fmt: skip
+GROUPED = {
+    **DENSE, "num_hidden_layers": 3, "head_dim": 8, "moe_intermediate_size": 24, "n_routed_experts": 8,
+    "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+DELTA = {
+    **DENSE, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6, "layer_types": ["linear_attention", "full_attention"], "max_position_embeddings": 64,
+    "initializer_range": 0.1,
 }  # fmt: skip
 # Family → name → keys of its config: a plain one, and two with what is odd.
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -48,6 +59,57 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "olmo2": {"plain": DENSE, "odd heads, tied": {**DENSE, "hidden_size": 36, "num_attention_heads": 3,
             "num_key_value_heads": 1, "tied": True},
         "every head its own": {**DENSE, "num_key_value_heads": 4, "attention_bias": True, "rms_norm_eps": 1e-3}},
+    "olmo3": {"plain": {**DENSE, **IDS, "num_hidden_layers": 4, "sliding_window": 7, "rope_theta": 500.0},
+        "odd heads, tied": {**DENSE, **IDS, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "sliding_window": 2, "layer_types": ["full_attention", "sliding_attention"], "local_theta": 100.0,
+            "tied": True},
+        "biased, scaled by yarn": {**DENSE, **IDS, "num_key_value_heads": 4, "attention_bias": True,
+            "rms_norm_eps": 1e-3, "sliding_window": 9, "max_position_embeddings": 64,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}},
+    "seed_oss": {"plain": {**DENSE, "head_dim": 8},
+        "odd heads, tied": {**DENSE, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6, "tied": True},
+        "every bias": {**DENSE, "num_key_value_heads": 4, "head_dim": 12, "attention_out_bias": True, "mlp_bias": True,
+            "rms_norm_eps": 1e-3, "rope_theta": 500.0}},
+    "glm4_moe": {
+        "plain": {**GROUPED, "attention_bias": True},
+        "odd heads, tied": {**GROUPED, "num_hidden_layers": 2, "hidden_size": 36, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "head_dim": 10, "rope": {"partial_rotary_factor": 0.6}, "use_qk_norm": True,
+            "n_routed_experts": 5, "n_group": 1, "topk_group": 1, "n_shared_experts": 2, "num_experts_per_tok": 2,
+            "first_k_dense_replace": 0, "norm_topk_prob": False, "tied": True},
+        "normed, scaled by yarn": {**GROUPED, "head_dim": 12, "use_qk_norm": True, "attention_bias": True,
+            "routed_scaling_factor": 2.5, "rms_norm_eps": 1e-3, "rope": {"rope_type": "yarn", "factor": 4.0,
+                "original_max_position_embeddings": 16, "partial_rotary_factor": 0.5}},
+    },
+    "qwen3_next": {
+        "plain": {**DELTA, **GATED, "norm_topk_prob": True},
+        "odd heads": {**DELTA, **GATED, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 6,
+            "linear_value_head_dim": 10, "linear_conv_kernel_dim": 3, "num_experts": 5, "attention_bias": True,
+            "layer_types": ["full_attention", "linear_attention"]},
+        "dense between, tied": {**DELTA, **GATED, "num_hidden_layers": 3, "decoder_sparse_step": 2, "tied": True,
+            "linear_key_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_value_heads": 2,
+            "norm_topk_prob": False},
+    },
+    "qwen3_5": {
+        "plain": DELTA,
+        "odd heads, tied": {**DELTA, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 5,
+            "linear_value_head_dim": 7, "linear_conv_kernel_dim": 2, "tied": True,
+            "layer_types": ["full_attention", "linear_attention"]},
+        "scaled by yarn": {**DELTA, "num_hidden_layers": 3, "attention_bias": True, "rms_norm_eps": 1e-3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"], "rope": {"rope_type": "yarn",
+                "factor": 4.0, "original_max_position_embeddings": 16, "partial_rotary_factor": 0.5}},
+    },
+    "qwen3_5_moe": {
+        "plain": {**DELTA, **GATED},
+        "odd heads, tied": {**DELTA, **GATED, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 5,
+            "linear_value_head_dim": 4, "num_experts": 5, "tied": True},
+        "attention alone": {**DELTA, **GATED, "attention_bias": True, "layer_types": ["full_attention"] * 2,
+            "shared_expert_intermediate_size": 12},
+    },
     "smollm3": {
         "plain": {**DENSE, **IDS, "num_hidden_layers": 4},
         "odd heads": {
@@ -127,7 +189,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }  # fmt: skip
 # Family → its `model_type`, where that is another name.
-TYPES = {"gemma3": "gemma3_text"}
+TYPES = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 
 
 def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
@@ -137,15 +199,20 @@ def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
     keys = dict(CONFIGS[family][name])
     keys["tie_word_embeddings"] = keys.pop("tied", False)
     rope = {"rope_type": "default", "rope_theta": keys.pop("rope_theta", 10_000.0), **keys.pop("rope", {})}
-    if family == "gemma3":  # of layers of each type
+    if family in ("gemma3", "olmo3"):  # of layers of each type
         local = {"rope_type": "default", "rope_theta": keys.pop("local_theta", 10_000.0)}
         rope = {"full_attention": rope, "sliding_attention": local}
-    config = AutoConfig.for_model(TYPES.get(family, family), **keys, rope_parameters=rope, initializer_range=0.2)
+    config = AutoConfig.for_model(TYPES.get(family, family), **{"initializer_range": 0.2, **keys}, rope_parameters=rope)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for parameter in model.parameters():  # norms that are 1 would hide that they are not read
             parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, parameter in model.named_parameters():
+            if name.endswith("A_log"):  # states that decay slowly, over several chunks
+                parameter.sub_(4)
+            elif name.endswith("conv1d.weight"):  # queries and keys whose length is not close to zero
+                parameter.mul_(3)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn_like(buffer))
@@ -155,6 +222,21 @@ def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
         saved = {key: value for key, value in json.loads(file.read_text()).items() if key != "layer_types"}
         file.write_text(json.dumps(saved))
     return model
+
+
+class Whole(TorchFunctionMode):
+    """Leaves numbers in fp64 that a model would round to fp32: of delta nets the gradients are otherwise further from
+    the exact ones than the limit."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
+            if func is torch.Tensor.float:
+                return args[0]
+            if func is torch.Tensor.to:
+                args = tuple(torch.float64 if each is torch.float32 else each for each in args)
+                kwargs = {name: torch.float64 if each is torch.float32 else each for name, each in kwargs.items()}
+        return func(*args, **kwargs)
 
 
 def gradients(model: Any, rows: list[dict[str, np.ndarray]]) -> tuple[float, dict[str, np.ndarray]]:
@@ -170,7 +252,8 @@ def gradients(model: Any, rows: list[dict[str, np.ndarray]]) -> tuple[float, dic
         for begin, end in zip(each["bounds"][:-1], each["bounds"][1:], strict=True):
             wanted = labels[begin:end]
             count += int((wanted >= 0).sum())
-            logits = model(ids[None, begin:end]).logits[0]
+            with Whole():
+                logits = model(ids[None, begin:end], use_cache=False).logits[0]
             total = total + F.cross_entropy(logits, wanted, ignore_index=-100, reduction="sum")
     loss = total / count
     loss.backward()
@@ -185,9 +268,31 @@ def in_our_names(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Ite
         name = name.removeprefix("model.").replace(".mlp.router.", ".mlp.gate.")
         if ".experts." in name and name.rpartition(".")[2] in ("gate_up_proj", "down_proj") and not interleaved:
             value = value.transpose(1, 2)
-        if "experts.gate_up_proj" in name:
+        if ".linear_attn." in name:
+            yield from _of_delta_net(name, value, model.config)
+        elif "experts.gate_up_proj" in name:
             parts = (value[..., ::2], value[..., 1::2]) if interleaved else value.chunk(2, dim=2)
             for each, part in zip(("gate_proj", "up_proj"), parts, strict=True):
                 yield name.replace("gate_up_proj", each), part
         else:
             yield name, value
+
+
+def _of_delta_net(name: str, value: torch.Tensor, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor of a delta net, apart: of Qwen3-Next the rows of a key head and its value heads are side by side."""
+    start, _, tensor = name.rpartition("linear_attn.")
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    each = [config.linear_key_head_dim] * 2 + [config.linear_value_head_dim * heads // keys] * 2
+    if tensor in ("in_proj_qkvz.weight", "in_proj_ba.weight"):
+        sizes, names = ([heads // keys] * 2, "ba") if "ba" in tensor else (each, "qkvz")
+        parts = (part.flatten(0, 1) for part in value.unflatten(0, (keys, -1)).split(sizes, dim=1))
+    elif tensor in ("in_proj_qkv.weight", "conv1d.weight"):
+        names, parts = "qkv", value.split([keys * size for size in each[:3]])
+    elif tensor.startswith("in_proj_"):
+        names, parts = tensor[len("in_proj_")], (value,)
+    else:
+        yield name, value
+        return
+    kind = "conv" if tensor.startswith("conv") else "proj"
+    for each_name, part in zip(names, parts, strict=True):
+        yield f"{start}linear_attn.{each_name}_{kind}.weight", part

@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 import msgspec
 
@@ -12,10 +12,13 @@ from xtrain.records.events import StuckEvent
 from xtrain.records.lines import Event, Record, as_object, plain_value
 from xtrain.records.metrics import StepMetrics
 from xtrain.records.names import EndStatus
-from xtrain.records.training_events import LrSweepEvent, SetupBeginEvent
+from xtrain.records.training_events import LrSweepEvent, SetupBeginEvent, SetupEvent
 from xtrain.text.units import count, decimal, duration, printable
 from xtrain.tui.event_text import event_text, failed, measured, or_dash
 from xtrain.tui.state import RunState
+
+LONG_SETUP: Final = 1.0
+"""Seconds from which a set-up node has a line of its own; the others are in events.jsonl."""
 
 
 class Drawer:
@@ -123,18 +126,24 @@ def _saved(state: RunState) -> bool:
 _SUPERFLUOUS = (SetupBeginEvent, StuckEvent)
 
 
-class PlainView(Drawer):
-    """View that writes the lines of each record to `out`."""
+def is_short(record: Record) -> bool:
+    """Return True for the end of a set-up node that took less than a second."""
+    return isinstance(record, SetupEvent) and (record.seconds or 0) < LONG_SETUP
 
-    def __init__(self, out: TextIO, directory: Path) -> None:
+
+class PlainView(Drawer):
+    """View that writes the lines of each record to `out`. verbose: of every set-up node."""
+
+    def __init__(self, out: TextIO, directory: Path, *, verbose: bool = False) -> None:
         self._out = out
         self._directory = directory
+        self._verbose = verbose
 
     def shows(self, record: Record) -> bool:
         return isinstance(record, Event) or (isinstance(record, StepMetrics) and record.loss is not None)
 
     def draw(self, state: RunState, record: Record) -> None:
-        if state.is_echo(record):
+        if state.is_echo(record) or (is_short(record) and not self._verbose):
             return
         if isinstance(record, Event):
             self._write(event_lines(record))

@@ -15,15 +15,18 @@ from xtrain.records.lines import Event, Record
 from xtrain.text.printing import Output
 from xtrain.tui.feed import RecordFeed
 from xtrain.tui.lines.lasting import ASCII, UNICODE, PermanentLines, progress_line, summary
-from xtrain.tui.lines.plain import Drawer, JsonView, PlainView
+from xtrain.tui.lines.plain import Drawer, JsonView, PlainView, is_short
 from xtrain.tui.state import RunState, reduce_all
 
 
 class ConsoleView(Drawer):
-    """View that draws a run on `console`; `clock` returns unix time."""
+    """View that draws a run on `console`; `clock` returns unix time. verbose: with a line of every set-up node."""
 
-    def __init__(self, console: Console, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, console: Console, directory: Path, *, verbose: bool = False, clock: Callable[[], float] = time.time
+    ) -> None:
         self._console = console
+        self._verbose = verbose
         self._directory = directory
         self._clock = clock
         self._glyphs = ASCII if console.options.ascii_only else UNICODE
@@ -38,7 +41,7 @@ class ConsoleView(Drawer):
 
     def draw(self, state: RunState, record: Record) -> None:
         """Print what stays of an event."""
-        if isinstance(record, Event):
+        if isinstance(record, Event) and (self._verbose or not is_short(record)):
             self._line.print(*self._lasting.of(state, record))
 
     def refresh(self, state: RunState) -> None:
@@ -141,6 +144,7 @@ def follow(
     directory: Path,
     *,
     ui: Ui,
+    verbose: bool = False,
     offsets: Mapping[str, int] | None = None,
     finished: threading.Event,
     out: TextIO | None = None,
@@ -152,11 +156,12 @@ def follow(
     The end is a `run_end` that no later attempt follows, or `finished`, which is set once nothing more will be written.
     `why_over` takes the state and the time of the newest record, and returns the reason why nothing more will be
     written; the returned state then has `end` None. `offsets` (file name → byte) skips earlier records; records from
-    before `quiet_until` (seconds since 1970) are read and not drawn. The directory may not exist yet; if it disappears,
-    the view waits for it to return. If `out` breaks, following continues without output.
+    before `quiet_until` (seconds since 1970) are read and not drawn. `verbose` draws every set-up node. The directory
+    may not exist yet; if it disappears, the view waits for it to return. If `out` breaks, following continues without
+    output.
     """
     feed = RecordFeed(directory, offsets)
-    drawer = _drawer(ui, directory, Output(sys.stdout if out is None else out))
+    drawer = _drawer(ui, directory, Output(sys.stdout if out is None else out), verbose=verbose)
     state = RunState()
     try:
         while True:
@@ -177,13 +182,13 @@ def follow(
     return state
 
 
-def _drawer(ui: Ui, directory: Path, out: Output) -> Drawer:
+def _drawer(ui: Ui, directory: Path, out: Output, *, verbose: bool) -> Drawer:
     if ui == "none":
         return Drawer()
     stream = cast(TextIO, out)
     if ui == "console":
-        return ConsoleView(Console(file=stream, highlight=False), directory)
-    return PlainView(stream, directory) if ui == "plain" else JsonView(stream)
+        return ConsoleView(Console(file=stream, highlight=False), directory, verbose=verbose)
+    return PlainView(stream, directory, verbose=verbose) if ui == "plain" else JsonView(stream)
 
 
 def _read(feed: RecordFeed, state: RunState, drawer: Drawer, quiet_until: float) -> RunState:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from code_models import SINGLE, built, differences, inspect_here, make, plan_for, round_trip, rows, theirs
 from reference_models import make as make_native
-from small_runs import SPEC, plan_of
+from small_runs import SPEC, make_run, plan_of, read, save
 
 from xtrain.dsl.checking import model_code
 from xtrain.planner.load import plan_from_text
@@ -20,6 +20,7 @@ from xtrain.runtime.feed.microbatch import IGNORE_INDEX
 from xtrain.runtime.inspect.trace import trace_plan
 from xtrain.runtime.nn.code_transformer import CodeTransformer
 from xtrain.runtime.sampling.text_generator import Prompts
+from xtrain.runtime.store.adapter_export import export_of
 
 # Norms after, fused matrices, learned positions, a factor of logits, experts, a head with a bias, a cap of logits.
 # And with positions counted from padding, a tied bias, joined tensors in files, state over layers, other parts.
@@ -86,11 +87,12 @@ def test_native_code_and_transformers_agree(tmp_path: Path):
     assert dict(native.named_parameters()).keys() == dict(code.named_parameters()).keys()
 
 
-@pytest.mark.parametrize("kind", ["olmo3", "gemma2", "mamba"])
+@pytest.mark.parametrize("kind", ["olmo3", "gemma2", "mamba", "falcon"])
 def test_texts_are_those_of_whole_forwards(kind: str, tmp_path: Path):
     """Also of prompts of several lengths, which begin with padding."""
     reference = make(kind, tmp_path)
-    model, prompts = built(plan_for(tmp_path)).whole, [[5, 9, 30], [7, 8, 11, 60, 2]]
+    plan = plan_for(tmp_path)
+    model, prompts = built(plan).whole, [[5, 9, 30], [7, 8, 11, 60, 2]]
     running = Prompts.of(prompts, 9, torch.device("cpu"))
     batch, texts = running.first(), [list(prompt) for prompt in prompts]
     with torch.no_grad():
@@ -102,6 +104,10 @@ def test_texts_are_those_of_whole_forwards(kind: str, tmp_path: Path):
                 torch.testing.assert_close(logits_V, wanted_V, rtol=1e-4, atol=1e-4)
                 text.append(int(wanted_V.argmax()))
             batch = running.next([text[-1] for text in texts])
+    planned = sum(
+        len(each.layers) * each.block.cached(plan.architecture, 1, 9, set()) for each in plan.architecture.kinds
+    )
+    assert running.cache.bytes == 4 * len(prompts) * planned
 
 
 @pytest.mark.parametrize("kind", ["olmo3", "gpt2", "glm4_moe"])
@@ -143,11 +149,83 @@ def test_a_router_loss_needs_a_router(tmp_path: Path):
     assert not errors(f'"{tmp_path}" {{ router_aux_loss = 0 }}')
 
 
-def test_a_server_needs_a_native_family(tmp_path: Path):
-    make("olmo3", tmp_path)
-    text = f'experiment s {{ }}\nmodel "{tmp_path}" {{ }}\ntokenizer bytes\nadapter lora {{ }}\nserve {{ }}\n'
-    found = plan_from_text(text, "served.xtrain").diagnostics.errors
-    assert ("X530", True) in {(each.code, "a server" in each.message) for each in found}
+SERVER = 'experiment s {{ }}\nmodel "{}" {{ }}\ntokenizer bytes\nadapter lora {{ }}\nserve {{ }}\n'
+ROLLOUT = """experiment small {{ budget = 2 steps }}
+model "{}" {{ }}
+tokenizer bytes
+dataset asked {{ source = jsonl("*.jsonl"), prompt = "q", response = "a", template = "plain", oversized = skip }}
+batch {{ sequence = 64 }}
+optimizer adamw {{ lr = 1e-3 }}
+collate = to_tensor -> flatten -> shift_tokens -> pack(single)
+rollout {{ group = 2, max_tokens = 8 }}
+reward exact_answer {{ }}
+loss grpo {{ }}
+"""
+
+
+@pytest.mark.parametrize(("kind", "text", "reason"), [
+    ("olmo3", SERVER, ""),
+    ("olmo3", ROLLOUT, ""),
+    ("mamba", SERVER, "more than keys and values of earlier positions"),
+    ("mamba", ROLLOUT, "mix the completions of a prompt"),
+    ("aria_text", SERVER, ""),
+])  # fmt: skip
+def test_what_is_generated_for_a_server_and_for_rollouts(kind: str, text: str, reason: str, tmp_path: Path):
+    make(kind, tmp_path)
+    found = plan_from_text(text.format(tmp_path), "small.xtrain").diagnostics.errors
+    assert {each.code for each in found} == ({"X530"} if reason else set()), found
+    assert all(reason in each.message for each in found)
+
+
+@pytest.mark.parametrize(("kind", "text"), [
+    ("olmo3", "key-value cache: "),
+    ("falcon", "in a cache of transformers, whose memory is not counted"),
+    ("mamba", "without a cache: each token computes all positions before it again"),
+])  # fmt: skip
+def test_a_plan_says_how_texts_are_continued(kind: str, text: str, tmp_path: Path):
+    make(kind, tmp_path)
+    plan = plan_for(tmp_path, more=f'on finish generate {{ prompts = ["abc"], tokens = 60 }}\n{SINGLE}')
+    (node,) = (node for node in plan.nodes if node.op == "tick.generate")
+    assert text in node.does
+
+
+PAIRS = """experiment small {{ budget = 4 steps }}
+model "{}" {{ }}
+tokenizer bytes
+dataset pairs {{ source = jsonl("*.jsonl"), chosen = "chosen", rejected = "rejected" }}
+loss bradley_terry {{ }}
+batch {{ sequence = 64 }}
+optimizer adamw {{ lr = 1e-3 }}
+{}
+"""
+
+
+@pytest.mark.parametrize("kind", ["olmo3", "gpt2"])
+def test_a_reward_model_is_read_by_transformers(kind: str, tmp_path: Path):
+    from transformers import AutoModelForSequenceClassification
+
+    make(kind, tmp_path / "model")
+    plan = plan_from_text(PAIRS.format(tmp_path / "model", ""), "small.xtrain").plan
+    assert plan is not None
+    values = read(plan)
+    save(plan, make_run(plan, tmp_path / "run", tmp_path), values)
+    found = export_of(plan, tmp_path / "run", checkpoint=None, averaged=None, dtype=None, most=10**9)
+    found.write(tmp_path / "out", lambda *_: None)
+    theirs: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    batch = rows(plan.architecture.vocab, (30,))
+    hidden_SD = theirs.base_model(batch.input_ids_BS, use_cache=False)[0][0]
+    rewards = theirs.eval()(input_ids=batch.input_ids_BS).logits
+    torch.testing.assert_close(rewards[0], values["score.weight"] @ hidden_SD[-1])
+    again = plan_from_text(PAIRS.format(tmp_path / "out", ""), "small.xtrain").plan
+    assert again is not None and "setup.head" not in {node.op for node in again.nodes}
+
+
+def test_a_reward_model_that_transformers_lacks_is_not_exported(tmp_path: Path):
+    make("granite", tmp_path)
+    assert plan_from_text(PAIRS.format(tmp_path, ""), "small.xtrain").plan is not None
+    text = PAIRS.format(tmp_path, 'on finish export { to = "out" }')
+    found = plan_from_text(text, "small.xtrain").diagnostics.errors
+    assert [each.code for each in found] == ["X525"] and "GraniteForCausalLM" in found[0].message
 
 
 def test_rows_longer_than_a_table_of_positions(tmp_path: Path):
@@ -181,18 +259,18 @@ SMALL = {
     ({"model_type": "t5"}, "encoder with a decoder"),
     ({"model_type": "musicgen"}, "encoder with a decoder"),
     ({"model_type": "vit"}, "no causal language model"),
-    ({"model_type": "olmo3", "hidden_size": "wide"}, "expected int, got str"),
-    ({"model_type": "olmo3", "layer_types": []}, "`num_hidden_layers` (32)"),
-    ({"model_type": "olmo3", "hidden_act": "gold"}, "KeyError('gold')"),
-    ({"model_type": "olmo3", "quantization_config": {"quant_method": "fp8"}}, "its weights are quantized"),
+    ({"model_type": "exaone4", "hidden_size": "wide"}, "expected int, got str"),
+    ({"model_type": "exaone4", "layer_types": []}, "`num_hidden_layers` (32)"),
+    ({"model_type": "exaone4", "hidden_act": "gold"}, "KeyError('gold')"),
+    ({"model_type": "exaone4", "quantization_config": {"quant_method": "fp8"}}, "its weights are quantized"),
     ({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, "(`auto_map`) is not run"),
     ({"model_type": "clip"}, "no causal language model"),
     ({"model_type": "t5gemma2_text"}, "no causal language model"),
-    ({"model_type": "olmo3", "hidden_size": "wide"}, "rejects the config"),
-    ({"model_type": "olmo3", "rope_parameters": 7}, "rejects the config"),
+    ({"model_type": "exaone4", "hidden_size": "wide"}, "rejects the config"),
+    ({"model_type": "exaone4", "rope_parameters": 7}, "rejects the config"),
     ({"model_type": "llama4", "text_config": 5}, "rejects the config"),
     ({"model_type": "dbrx"}, "cannot be built"),
-    ({"model_type": "olmo3", **SMALL, "hidden_act": "none such"}, "cannot be built"),
+    ({"model_type": "exaone4", **SMALL, "hidden_act": "none such"}, "cannot be built"),
     ({"model_type": "bert", **SMALL}, "sees later tokens"),
     ({"model_type": "moshi", **SMALL}, "321 rows"),
     ({"model_type": "rembert", **SMALL, "is_decoder": True}, "narrower than its layers"),
@@ -207,7 +285,7 @@ def test_code_that_cannot_be_used(config: dict[str, Any], word: str, tmp_path: P
 
 def test_an_old_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(model_code, "version", lambda name: "4.57.1")
-    (tmp_path / "config.json").write_text('{"model_type": "olmo3"}')
+    (tmp_path / "config.json").write_text('{"model_type": "exaone4"}')
     ((code, text),) = errors(f'"{tmp_path}" {{ weights = none }}')
     assert code == "X529" and "4.57.1 is too old" in text and "pip install" in text
 
@@ -229,12 +307,22 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise model_code.PackageNotFoundError(name)
 
     monkeypatch.setattr(model_code, "version", missing)
-    (tmp_path / "config.json").write_text('{"model_type": "olmo3"}')
+    (tmp_path / "config.json").write_text('{"model_type": "exaone4"}')
     ((code, text),) = errors(f'"{tmp_path}" {{ weights = none }}')
     assert code == "X529" and "pip install 'xtrain[transformers]'" in text
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("olmo3", ""), ("phi3", ", dora = true")])
+ADAPTED = (
+    "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma2", "glm", "glm4", "glm4_moe", "gpt_neox",
+    "granite", "granitemoe", "helium", "mistral", "phi", "qwen2", "seed_oss", "stablelm", "starcoder2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "settings"), [
+    ("olmo3", ""),
+    ("phi3", ", dora = true"),
+    *(pytest.param(kind, "", marks=pytest.mark.slow) for kind in ADAPTED),
+])  # fmt: skip
 def test_adapters_are_those_of_peft(kind: str, settings: str, tmp_path: Path):
     """Losses and gradients of a document with random factors, in fp64."""
     from peft import LoraConfig, get_peft_model

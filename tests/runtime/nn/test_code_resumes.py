@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from code_models import built, inspect_here, make, plan_for
 from reference_models import make as make_native
+from small_runs import plan_of
 
 from xtrain.dsl.checking import model_code
 from xtrain.plan.checkpoints import checkpoint_contents, mismatches, origin_contents, weight_mismatches
@@ -48,6 +49,23 @@ def test_a_run_resumes_after_edits_of_metadata_alone(keys: dict[str, Any], reaso
     assert [str(each) for each in found] == ([reason] if reason else [])
 
 
+@pytest.mark.parametrize(("keys", "same"), [
+    ({"transformers_version": "9", "use_cache": False, "torch_dtype": "bfloat16"}, True),
+    ({"rms_norm_eps": 0.001}, False),
+    ({"rope_parameters": {"rope_theta": 99.0, "rope_type": "default"}}, False),
+])  # fmt: skip
+def test_a_native_model_is_the_same_after_edits_of_metadata(keys: dict[str, Any], same: bool, tmp_path: Path):
+    make_native("llama", "plain", tmp_path)
+    server = f'experiment s {{ }}\nmodel "{tmp_path}" {{ }}\ntokenizer bytes\nadapter lora {{ }}\nserve {{ }}\n'
+
+    def plans() -> list[Any]:
+        return [plan_of(f'"{tmp_path}" {{ }}'), plan_from_text(server, "served.xtrain").plan]
+
+    before = plans()
+    edit(tmp_path, **keys)
+    assert [one.config_id == two.config_id for one, two in zip(before, plans(), strict=True)] == [same] * 2
+
+
 def test_a_run_starts_from_the_weights_of_another(tmp_path: Path):
     make("olmo3", tmp_path)
     saved = checkpoint_contents(plan_for(tmp_path))
@@ -86,7 +104,7 @@ def test_a_description_is_made_again_if_its_file_is_damaged_or_the_code_has_chan
     source.write_text("first")
     made: list[str] = []
 
-    def inspected(config: str, versions: Any) -> dict[str, Any]:
+    def inspected(config: str, versions: Any, remote: str = "") -> dict[str, Any]:
         made.append(config)
         return {"source": str(source), "digest": model_code.source_digest(str(source)), "dim": 64}
 

@@ -61,6 +61,9 @@ def test_logits_of_the_cache_are_those_of_the_whole_text(family, attention):
     layers = [layer for at in range(arch.layers) for layer in arch.kind_of(at).block.layers() if layer.attends]
     if family == "deepseek_v3":
         each = len(layers) * 20 * (arch.own["kv_rank"] + arch.own["rope_dim"])
+    elif any(layer.keeps_state for layer in layers):
+        each = sum(layer.cached(arch, 1, 20, frozenset()) for layer in layers)
+        assert each < len(layers) * 20 * 2 * arch.kv_heads * arch.head_dim
     else:
         each = sum(layer.window or 20 for layer in layers) * 2 * arch.kv_heads * arch.head_dim
     assert rows.cache.bytes == 3 * each * 8
@@ -88,6 +91,12 @@ CACHED = {
     "qwen3_moe": "dense between",
     "gemma3": "odd heads, scaled positions",
     "gpt_oss": "odd heads",
+    "olmo3": "biased, scaled by yarn",
+    "seed_oss": "odd heads, tied",
+    "glm4_moe": "odd heads, tied",
+    "qwen3_next": "odd heads",
+    "qwen3_5": "odd heads, tied",
+    "qwen3_5_moe": "odd heads, tied",
 }
 
 

@@ -10,16 +10,20 @@ from typing import Any
 import pytest
 import torch
 from adapted_models import with_single_experts
+from code_models import SINGLE, inspect_here
+from code_models import make as make_code
 from reference_models import make
 from safetensors.torch import load_file, save_file
 from small_runs import make_run, plan_of, save
 from torch import Tensor
 
 from xtrain.cli.main import main
+from xtrain.dsl.checking import model_code
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic
 from xtrain.plan.peft import PEFT_CONFIG, PEFT_WEIGHTS, assign_peft
 from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
+from xtrain.runtime.nn.model_code import CodeModel
 from xtrain.runtime.store.base_weights import BaseWeights
 from xtrain.runtime.store.beginning import planned_adapter
 from xtrain.runtime.store.stored_weights import WeightReader
@@ -61,8 +65,8 @@ def made(family: str, name: str, asked: dict[str, Any], folder: Path, *, with_he
     return model
 
 
-def plan_on(folder: Path, more: str = "") -> Plan:
-    return plan_of(f'"{folder / "base"}"', more=f'adapter lora {{ from = "{folder / "adapter"}" }}\n{more}')
+def plan_on(folder: Path, more: str = "", model: str = "") -> Plan:
+    return plan_of(f'"{folder / "base"}" {model}', more=f'adapter lora {{ from = "{folder / "adapter"}" }}\n{more}')
 
 
 def run_of(plan: Plan, folder: Path) -> Path:
@@ -108,6 +112,45 @@ def test_an_adapter_of_peft_is_exported_as_it_was_and_merged_as_there(tmp_path: 
     report = json.loads((tmp_path / "merged" / "merge.json").read_text())
     assert len(report) == sum("lora_A" in key for key in load_file(tmp_path / "adapter" / PEFT_WEIGHTS))
     assert all(each["rms"] > 0 and each["error"] == 0 for each in report.values())
+
+
+TYPES = (
+    "arcee", "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma2", "glm", "glm4", "glm4_moe", "gpt_neox",
+    "granitemoe", "helium", "mamba", "mistral", "phi", "phi3", "seed_oss", "starcoder2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["olmo3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES)])
+def test_an_adapter_of_a_model_that_transformers_computes(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch):
+    """Is exported as PEFT wrote it, and merged as there."""
+    from peft import LoraConfig, get_peft_model
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_code, "_inspected", model_code._inspected)
+    inspect_here()
+    base = make_code(kind, tmp_path / "base")
+    targets = sorted({
+        name.rpartition(".")[2]
+        for name, module in CodeModel(base).layers.named_modules()
+        if type(module) is torch.nn.Linear
+    })  # fmt: skip
+    reference: Any = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=3, lora_alpha=5, target_modules=targets))
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(0.0, 0.1)
+    reference.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
+    plan = plan_on(tmp_path, SINGLE if kind == "mamba" else "", "{ code = transformers }")
+    directory = run_of(plan, tmp_path)
+    assert main(["export", str(directory), "--adapter", "--to", str(tmp_path / "out")]) == 0
+    for file in (PEFT_WEIGHTS, PEFT_CONFIG):
+        assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "adapter" / file).read_bytes()
+    assert main(["merge", str(directory), "--to", str(tmp_path / "merged")]) == 0
+    reference.merge_and_unload().save_pretrained(tmp_path / "theirs")
+    merged, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "theirs"))
+    assert merged.keys() == theirs.keys()
+    for key, tensor in merged.items():
+        torch.testing.assert_close(tensor, theirs[key], rtol=0, atol=1e-6)
 
 
 def test_peft_reads_what_is_written_without_a_warning(tmp_path: Path):

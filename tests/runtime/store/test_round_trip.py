@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from small_runs import drawn, make_run, plan_of, read, save
 
 from xtrain.cli.main import main
-from xtrain.dsl.schema.model import expert_families
+from xtrain.dsl.schema.model import FAMILIES, expert_families
+from xtrain.dsl.schema.setting import settings_of
 from xtrain.plan.serialise import load_plan
 from xtrain.plan.weight_files import WeightsUnreadable, read_weight_files
 from xtrain.runtime.base.errors import ExportFailed
@@ -116,7 +117,8 @@ def test_a_model_of_xtrain_is_one_of_transformers(
 
     experts = ", experts = 3, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
     layers = "" if "layers =" in more else ", layers = 2"
-    heads = "kv_heads = 1, head_dim = 10" if family != "deepseek_v3" else LATENT
+    heads = "kv_heads = 1, head_dim = 16" if family != "deepseek_v3" else LATENT
+    heads += ", attention_layers = [1]" if "attention_layers" in settings_of(FAMILIES[family]) else ""
     sizes = f"dim = 36{layers}, heads = 3, {heads}, ffn = 40, norm_eps = 1e-3{experts}"
     plan = plan_of(f"{family} {{ {sizes}, rope_theta = 700, tie_embeddings = true{more} }}")
     directory = make_run(plan, tmp_path / "run", tmp_path)

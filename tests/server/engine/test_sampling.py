@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from code_models import make as make_code
 from served import served, server_plan
 
+from xtrain.plan.plan import Plan
 from xtrain.plan.serialise import plan_id
 from xtrain.server.engine.keeping import read_kept
 from xtrain.server.engine_interface import Adam, AdapterSettings, Datum, Pass, SampleQueue, SampleRequest, UserError
@@ -93,7 +95,20 @@ ULYSSES = pytest.param(("parallel.cp=2", "parallel.cp.ulysses=2"), marks=pytest.
     ids=["one", "fsdp", "tp", "pp", "ring", "ulysses"],
 )  # fmt: skip
 def test_samples_have_the_probabilities_of_training(sets: tuple[str, ...], tmp_path: Path):
-    found = served(server_plan(tmp_path, *sets), sampled, tmp_path / "run")
+    check_samples(server_plan(tmp_path, *sets), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["olmo3", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+def test_samples_of_code_of_transformers_too(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make_code(kind, tmp_path / "model", vocab_size=264)
+    model = f'"{tmp_path / "model"}" {{ code = transformers }}'
+    check_samples(server_plan(tmp_path, model=model), tmp_path)
+
+
+def check_samples(plan: Plan, folder: Path) -> None:
+    """Run `sampled` on a server, and compare what it has found."""
+    found = served(plan, sampled, folder / "run")
     adapted, base = found["first"]
     for sample, trained in zip(adapted.samples, found["trained"], strict=True):
         assert len(sample.tokens) == 9 and not sample.stopped

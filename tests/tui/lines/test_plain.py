@@ -15,7 +15,6 @@ from xtrain.tui.state import RunState, reduce, reduce_all
 
 GOLDEN = """\
 run  shakespeare  attempt 1  4 ranks on cpu  600 steps
-setup  setup.bootstrap                 0.31 s  gloo, 4 ranks
 setup  setup.weights                   12.3 s  initialised from seed 42
 ready  13.0 s
 step 60/600  loss 3.7000  grad_norm 0.812  lr 3.00e-03  12.3k tok/s  0.85 s/step  eta 7m39s
@@ -58,9 +57,9 @@ phase  step 90  last  code 100.0%  lr × 0.5
 """
 
 
-def plain(records, *, close: bool = True) -> str:
+def plain(records, *, close: bool = True, verbose: bool = False) -> str:
     out = io.StringIO()
-    view = PlainView(out, Path("runs/x"))
+    view = PlainView(out, Path("runs/x"), verbose=verbose)
     state = RunState()
     for record in map(typed, records):
         state = reduce(state, record)

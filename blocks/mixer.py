@@ -1,0 +1,55 @@
+"""`UserMixer`: a user's `@layer` function that mixes positions, as a piece of a block."""
+
+from collections.abc import Set
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from attrs import field
+
+from xtrain.blocks.code_layer import trace_described
+from xtrain.blocks.op_trace import TracedTensor
+from xtrain.blocks.user_layer import UserFunction
+from xtrain.lazy_attrs import frozen
+from xtrain.plan.architecture import Architecture
+
+if TYPE_CHECKING:
+    from xtrain.blocks.tracer import Tracer
+
+
+@frozen(kw_only=True)
+class LayerState:
+    """State that a layer carries from one position of a document to the next. shape: of one document. initial: of its
+    first position."""
+
+    shape: tuple[int, ...]
+    initial: Literal["zeros", "ones"]
+
+
+def _states(values: Any) -> tuple[LayerState, ...]:
+    return tuple(each if isinstance(each, LayerState) else LayerState(**each) for each in values)
+
+
+@frozen(kw_only=True)
+class UserMixer(UserFunction):
+    """Layer that mixes the positions of a document: a position sees itself, and earlier ones by its states alone.
+
+    Every tensor-parallel rank computes all of it. A description that `runtime/inspect/mixers.py` makes has its costs.
+    """
+
+    mixes: ClassVar[bool] = True
+
+    states: tuple[LayerState, ...] = field(converter=_states)
+
+    @classmethod
+    def torch_module(cls) -> str:
+        return "xtrain.runtime.nn.mixer"
+
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
+        return sum(prod(state.shape) for state in self.states)
+
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        described = on.resolved.architecture.own["mixers"][self.name]
+        split = on.axes.tensor and on.axes.sequence
+        x = on.column_parallel_input(x) if split else x
+        out = trace_described(on, x, described["costs"], {})
+        return on.ops.op(out, makes=x.gradient // on.resolved.size("tp")) if split else out

@@ -1,0 +1,114 @@
+"""LALR(1) parsing by the table in `grammar.json`, which `tests/support/parse_table.py` computes from `grammar.lark`."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from xtrain.dsl.syntax.tree import Token
+from xtrain.lazy_attrs import frozen
+
+
+class UnfitToken(Exception):
+    """The table has no action for a token; states have been reduced as far as possible."""
+
+
+class _Inlined(list[Any]):
+    """Parts of a rule whose name begins with `_`: parts of the rule around it."""
+
+
+@frozen
+class GrammarRule:
+    """A rule of the grammar. size: number of symbols. kept: places of the symbols that are parts of the node. method:
+    builds the node; None for a rule that is inlined. single: a single part takes the place of the node."""
+
+    name: str
+    size: int
+    kept: tuple[int, ...]
+    method: str | None
+    single: bool
+
+
+@frozen
+class Table:
+    """Parse table. states: symbol → next state, or the complement of the number of a rule to reduce. end: the state of
+    the start symbol."""
+
+    rules: Sequence[GrammarRule]
+    states: Sequence[dict[str, int]]
+    start: int
+    end: int
+
+
+@cache
+def table() -> Table:
+    """Return the table of the grammar."""
+    read = json.loads(Path(__file__).with_name("grammar.json").read_text(encoding="utf-8"))
+    rules = tuple(
+        GrammarRule(name, size, tuple(kept), method, single) for name, size, kept, method, single in read.pop("rules")
+    )
+    return Table(rules=rules, **read)
+
+
+class Parse:
+    """A parse that receives tokens one by one, and can be copied at any of them. build: method → builds a node from
+    its parts."""
+
+    def __init__(self, build: Callable[[str], Callable[[list[Any]], Any]]) -> None:
+        self.build = build
+        self.table = table()
+        self.states: list[int] = [self.table.start]
+        self.values: list[Any] = []
+
+    def copy(self) -> "Parse":
+        """Return a parse that continues from here independently."""
+        copied = Parse(self.build)
+        copied.states, copied.values = self.states.copy(), self.values.copy()
+        return copied
+
+    def feed(self, token: Token) -> Any:
+        """Read a token; return the tree after `$END`, else None. Raises UnfitToken."""
+        states, values = self.states, self.values
+        while (action := self.table.states[states[-1]].get(token.type)) is not None:
+            if action >= 0:
+                states.append(action)
+                values.append(token)
+                return None
+            rule = self.table.rules[~action]
+            begin = len(values) - rule.size
+            value = self._node(rule, [values[begin + at] for at in rule.kept])
+            del values[begin:], states[len(states) - rule.size :]
+            values.append(value)
+            states.append(self.table.states[states[-1]][rule.name])
+            if token.type == "$END" and states[-1] == self.table.end:
+                return value
+        raise UnfitToken
+
+    def _node(self, rule: GrammarRule, parts: list[Any]) -> Any:
+        if rule.method is None:
+            return _Inlined(parts)
+        found, pending = [], parts[::-1]
+        while pending:
+            part = pending.pop()
+            if isinstance(part, _Inlined):
+                pending.extend(reversed(part))
+            else:
+                found.append(part)
+        return found[0] if rule.single and len(found) == 1 else self.build(rule.method)(found)
+
+    def accepts(self) -> set[str]:
+        """Return the types of the tokens that fit here."""
+        return {name for name in self.table.states[self.states[-1]] if name.isupper() and self._fits(name)}
+
+    def _fits(self, name: str) -> bool:
+        states = self.states.copy()
+        while (action := self.table.states[states[-1]].get(name)) is not None:
+            if action >= 0:
+                return True
+            rule = self.table.rules[~action]
+            del states[len(states) - rule.size :]
+            states.append(self.table.states[states[-1]][rule.name])
+            if name == "$END" and states[-1] == self.table.end:
+                return True
+        return False

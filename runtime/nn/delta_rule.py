@@ -1,0 +1,177 @@
+"""Gated delta rule (Yang et al. 2024, arXiv 2412.06464) in chunks of positions, with its exact gradients.
+
+A head has a state S [K, V]. A position with query q, key k, value v, log decay g and step size b computes
+S ← exp(g) · S, then S ← S + b · k (v - kᵀ S)ᵀ, and its output is qᵀ S. The positions of a chunk are solved together
+from the state before the chunk (UT transform, Yang et al. 2024, arXiv 2406.06484, section 3). States are zero at the
+start of a document: masks keep the documents of a chunk apart.
+
+shapes: R rows · heads, N chunks, C positions of a chunk, K width of a key, V width of a value, T positions of a row
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from xtrain.blocks.delta_net import CHUNK
+
+
+class Inputs(NamedTuple):
+    """Queries, keys, values, log decays and step sizes of heads, in the format of exact sums."""
+
+    q_RTK: Tensor
+    k_RTK: Tensor
+    v_RTV: Tensor
+    g_RT: Tensor
+    b_RT: Tensor
+
+
+class _Chunks(NamedTuple):
+    """Inputs in chunks, and what follows from them without a state.
+
+    decay: exp of the log decay from a position j to a later one i, 0 between documents. pairs: its product with q · k;
+    solved: strictly lower triangle of I + b · (k · k) · decay. u, w: solutions for b · v and for the decayed keys.
+    before: decay from the state before the chunk, 0 in documents that begin in it. after: decay to the state after the
+    chunk, 0 in documents that end in it. kept: decay of the state over the whole chunk.
+    """
+
+    q_RNCK: Tensor
+    k_RNCK: Tensor
+    v_RNCV: Tensor
+    b_RNC: Tensor
+    decay_RNCC: Tensor
+    pairs_RNCC: Tensor
+    system_RNCC: Tensor
+    u_RNCV: Tensor
+    w_RNCK: Tensor
+    before_RNC: Tensor
+    after_RNC: Tensor
+    kept_RN: Tensor
+
+
+def delta_rule(x: Inputs, document_RT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs [R, T, V], and the states after the last position [R, K, V].
+
+    document_RT: number of the document of each position.
+    """
+    chunks, (rows, positions, _) = _chunked(x, document_RT), x.v_RTV.shape
+    out_RNCV, states = _outputs(chunks)
+    return out_RNCV.view(rows, -1, out_RNCV.shape[-1])[:, :positions], states[-1]
+
+
+def delta_rule_gradients(x: Inputs, document_RT: Tensor, grad_RTV: Tensor) -> Inputs:
+    """Return the gradients of the inputs from the gradients of the outputs."""
+    chunks, positions = _chunked(x, document_RT), x.v_RTV.shape[1]
+    q, k, v, b, decay, pairs, system, u, w, before, after, kept = chunks
+    states_RNKV = torch.stack(_outputs(chunks, outputs=False)[1][:-1], dim=1)
+    new_RNCV = torch.baddbmm(_flat(u), _flat(w), _flat(states_RNKV), alpha=-1).view_as(u)
+    grad_out = _in_chunks(grad_RTV)
+    q_before, k_after = q * before[..., None], k * after[..., None]
+
+    # The scan, in reverse: gradients of states, and of what is added to them.
+    grad_state = torch.zeros_like(states_RNKV[:, 0])
+    grad_added, grad_states = _matmul(pairs.mT, grad_out), torch.empty_like(states_RNKV)
+    for n in reversed(range(q.shape[1])):
+        grad_states[:, n] = grad_state
+        grad_added[:, n] = torch.baddbmm(grad_added[:, n], k_after[:, n], grad_state)
+        carried = torch.baddbmm(grad_state * kept[:, n, None, None], q_before[:, n].mT, grad_out[:, n])
+        grad_state = torch.baddbmm(carried, w[:, n].mT, grad_added[:, n], alpha=-1)
+
+    grad_q_before = _matmul(grad_out, states_RNKV.mT)
+    grad_k_after = _matmul(new_RNCV, grad_states.mT)
+    grad_pairs = _matmul(grad_out, new_RNCV.mT)
+    grad_kept = (grad_states * states_RNKV).sum((-2, -1))
+    grad_w = -_matmul(grad_added, states_RNKV.mT)
+
+    # The triangular system: (I + A) x = y has the gradients (I + A)ᵀ⁻¹ dx of y, and - dy xᵀ of A.
+    both = torch.cat((grad_added, grad_w), dim=-1)
+    solved = torch.linalg.solve_triangular(system.mT, both, upper=True, unitriangular=True)
+    grad_bv, grad_bk = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
+    grad_system = -_matmul(solved, torch.cat((u, w), dim=-1).mT).tril(-1)
+
+    # Each product of decays with keys, in the keys and in the logarithms.
+    products = _matmul(k, k.mT)
+    grad_logs = grad_pairs * pairs + grad_system * system.tril(-1)
+    grad_pairs, grad_scaled = grad_pairs * decay, grad_system * decay
+    grad_b = (grad_scaled * products).sum(-1) + (grad_bv * v).sum(-1)
+    grad_products = grad_scaled * b[..., None]
+    decayed = k * before[..., None]
+    grad_b = grad_b + (grad_bk * decayed).sum(-1)
+    grad_decayed = grad_bk * b[..., None]
+    grad_q = _matmul(grad_pairs, k) + grad_q_before * before[..., None]
+    grad_k = _matmul(grad_pairs.mT, q) + _matmul(grad_products + grad_products.mT, k)
+    grad_k = grad_k + grad_decayed * before[..., None] + grad_k_after * after[..., None]
+    # A position's log decay is in each decay from a position before it to itself or a later one.
+    grad_g = _from_end(grad_logs, -2).tril_(-1).sum(-1)
+    grad_g = grad_g + _from_end((grad_q_before * q_before).sum(-1) + (grad_decayed * decayed).sum(-1), -1)
+    of_after = (grad_k_after * k_after).sum(-1)
+    grad_g = grad_g + of_after.cumsum(-1) - of_after + (grad_kept * kept)[..., None]
+
+    def of_row(grad: Tensor) -> Tensor:
+        return grad.flatten(1, 2)[:, :positions]
+
+    return Inputs(*map(of_row, (grad_q, grad_k, grad_bv * b[..., None], grad_g, grad_b)))
+
+
+def delta_step(x: Inputs, state_RKV: Tensor) -> Tensor:
+    """Return the outputs [R, 1, V] of one position, and update the states in place."""
+    q_RK1, k_RK1 = x.q_RTK.mT, x.k_RTK.mT
+    state_RKV.mul_(x.g_RT.exp()[..., None])
+    change_R1V = (x.v_RTV - k_RK1.mT @ state_RKV) * x.b_RT[..., None]
+    state_RKV.baddbmm_(k_RK1, change_R1V)
+    return q_RK1.mT @ state_RKV
+
+
+def _chunked(x: Inputs, document_RT: Tensor) -> _Chunks:
+    q, k, v = (_in_chunks(each) for each in (x.q_RTK, x.k_RTK, x.v_RTV))
+    g, b = (_in_chunks(each[..., None])[..., 0] for each in (x.g_RT, x.b_RT))
+    short = q.shape[1] * CHUNK - document_RT.shape[1]
+    document = torch.cat((document_RT, document_RT[:, -1:].expand(-1, short)), dim=1).unflatten(1, (-1, CHUNK))
+    first = torch.full_like(document[:, :1, 0], -1)  # nothing is before a row
+    last = torch.cat((first, document[:, :-1, -1]), dim=1)  # of the chunk before
+    logs = g.cumsum(-1)
+    together = (document[..., :, None] == document[..., None, :]).tril()
+    decay = (logs[..., :, None] - logs[..., None, :]).masked_fill_(~together, float("-inf")).exp_()
+    before = logs.exp() * (document == last[..., None])
+    after = (logs[..., -1:] - logs).exp() * (document == document[..., -1:])
+    kept = logs[..., -1].exp() * (document[..., -1] == last)
+    system = _matmul(k, k.mT) * decay * b[..., None]
+    right = torch.cat((v, k * before[..., None]), dim=-1) * b[..., None]
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    u, w = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
+    return _Chunks(q, k, v, b, decay, _matmul(q, k.mT) * decay, system, u, w, before, after, kept)
+
+
+def _outputs(chunks: _Chunks, *, outputs: bool = True) -> tuple[Tensor, list[Tensor]]:
+    """Return the outputs, if wanted, and the state before each chunk and after the last."""
+    rows, _, _, keys = chunks.k_RNCK.shape
+    states = [chunks.k_RNCK.new_zeros(rows, keys, chunks.v_RNCV.shape[-1])]
+    out_RNCV = torch.empty_like(chunks.v_RNCV) if outputs else chunks.v_RNCV
+    q_before, k_after = chunks.q_RNCK * chunks.before_RNC[..., None], chunks.k_RNCK * chunks.after_RNC[..., None]
+    for n in range(chunks.q_RNCK.shape[1]):
+        state = states[-1]
+        new_RCV = torch.baddbmm(chunks.u_RNCV[:, n], chunks.w_RNCK[:, n], state, alpha=-1)
+        if outputs:
+            within = torch.bmm(chunks.pairs_RNCC[:, n], new_RCV)
+            out_RNCV[:, n] = torch.baddbmm(within, q_before[:, n], state)
+        states.append(torch.baddbmm(state * chunks.kept_RN[:, n, None, None], k_after[:, n].mT, new_RCV))
+    return out_RNCV, states
+
+
+def _from_end(x: Tensor, dim: int) -> Tensor:
+    """Return sums of all from each index on."""
+    return x.flip(dim).cumsum(dim).flip(dim)
+
+
+def _in_chunks(x_RTA: Tensor) -> Tensor:
+    """Return [R, N, C, A], filled up with zeros, which change no state."""
+    short = -x_RTA.shape[1] % CHUNK
+    return (torch.nn.functional.pad(x_RTA, (0, 0, 0, short)) if short else x_RTA).unflatten(1, (-1, CHUNK))
+
+
+def _flat(x_RNAB: Tensor) -> Tensor:
+    return x_RNAB.flatten(0, 1)
+
+
+def _matmul(left: Tensor, right: Tensor) -> Tensor:
+    return torch.bmm(_flat(left), _flat(right)).unflatten(0, left.shape[:2])

@@ -1,0 +1,94 @@
+"""Layers of a user that mix the positions of a document, which carry a state from one position to the next.
+
+The function is called for each document, or with the state of earlier positions for one that texts are continued by: it
+cannot mix documents.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xtrain.blocks.mixer import UserMixer
+from xtrain.runtime.base.collectives import gather
+from xtrain.runtime.base.user_parts import UserPart
+from xtrain.runtime.nn.axes import Axes, local
+from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache, LayerCache
+from xtrain.runtime.nn.block import BlockSettings, Built, builds
+from xtrain.runtime.nn.layers import WeightHolder, called
+
+State = tuple[Tensor, ...]
+BEGINNINGS = {"zeros": torch.zeros, "ones": torch.ones}
+
+
+class OwnMixer(nn.Module):
+    """Layer of a user's function f(x, states…, weights…) → (activations, states…) on documents [B, S, D]."""
+
+    def __init__(self, layer: UserMixer, part: UserPart, axes: Axes) -> None:
+        super().__init__()
+        self.axes, self.part, self.function, self.states = axes, part, part.load(), layer.states
+        self.holders = tuple(weight.owner for weight in layer.weights)
+        for weight in layer.weights:
+            self.add_module(weight.owner, WeightHolder(weight.shape))
+
+    def forward(self, x_BSD: Tensor, packing: DocumentLayout, cache: LayerCache | None = None) -> Tensor:
+        """Compute the layer. Raises PartFailed for what the function raises, and for a result that does not fit."""
+        tensor = self.axes.tensor
+        if tensor is None or not tensor.sequence:
+            return self._mixed(x_BSD, packing, cache)
+        own = x_BSD.shape[1]
+        out_BSD = self._mixed(gather(x_BSD, 1, tensor.group), packing, cache)
+        return out_BSD.narrow(1, tensor.group.rank() * own, own)
+
+    def _mixed(self, x_BSD: Tensor, packing: DocumentLayout, cache: LayerCache | None) -> Tensor:
+        rows = x_BSD.shape[0]
+        if cache is not None and cache.filled:
+            assert isinstance(cache, KeyValueCache)
+            out_BSD, cache.states[self] = self.step(x_BSD, cache.states[self])
+            return out_BSD
+        if packing.single:
+            out_BSD, last = self.step(x_BSD, self.beginning(x_BSD, rows))
+        else:
+            by_row: list[list[Tensor]] = [[] for _ in range(rows)]
+            states: list[State] = [()] * rows
+            for row, first, length in packing.segments:
+                x_1LD = x_BSD[row : row + 1, first : first + length]
+                out_1LD, states[row] = self.step(x_1LD, self.beginning(x_BSD, 1))
+                by_row[row].append(out_1LD)
+            out_BSD = torch.cat([torch.cat(parts, 1) for parts in by_row])
+            last = tuple(torch.cat(each) for each in zip(*states, strict=True))
+        if cache is not None:
+            assert isinstance(cache, KeyValueCache)
+            cache.states[self] = last
+        return out_BSD
+
+    def beginning(self, x_BSD: Tensor, rows: int) -> State:
+        """Return the states at the first position of documents."""
+        like: dict[str, Any] = {"dtype": x_BSD.dtype, "device": x_BSD.device}
+        return tuple(BEGINNINGS[state.initial](rows, *state.shape, **like) for state in self.states)
+
+    def step(self, x_BSD: Tensor, states: State) -> tuple[Tensor, State]:
+        """Return the activations of positions that follow on `states`, and the states after them."""
+        partial = self.axes.tensor is not None and self.axes.tensor.sequence
+        weights = {name: local(getattr(self, name).weight, partial=partial) for name in self.holders}
+        found: Any = called(self.part, self.function, (x_BSD, *states), {**weights, **self.part.arguments})
+        found = found if isinstance(found, tuple) else (found,)
+        wanted = [("activations", x_BSD)]
+        wanted += [(f"state {number}", state) for number, state in enumerate(states, 1)]
+        if len(found) != len(wanted):
+            count = len(wanted) - 1
+            raise self.part.failed(f"gave {len(found)} values, not activations and {count} of its states")
+        for (what, before), now in zip(wanted, found, strict=True):
+            if not isinstance(now, Tensor) or now.shape != before.shape or now.dtype != before.dtype:
+                raise self.part.failed(f"gave {_words(now)} as {what}, not {_words(before)}")
+        return found[0], tuple(found[1:])
+
+
+def _words(value: Any) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+@builds(UserMixer)
+def _mixer(layer: UserMixer, settings: BlockSettings) -> Built:
+    module = OwnMixer(layer, settings.part_of(layer), settings.axes)
+    return module, lambda x_BSD, given: module(x_BSD, given.packing, given.cache)

@@ -1,0 +1,93 @@
+"""Layers of a user that mix positions: what a plan reads and measures of them, and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from xtrain.planner.load import plan_from_text
+from xtrain.runtime.inspect.trace import trace_plan
+
+PARTS = '''
+import torch
+from xtrain import Chain, NormLayer, Residual, SwiGLULayer, family, layer, state, weight
+
+
+@layer(mixes="causal")
+def summed(x, memory=state("dim"), out=weight("dim", "dim")):
+    """Sums of earlier positions."""
+    sums = memory[:, None] + x.cumsum(1)
+    return sums @ out.T, sums[:, -1]
+
+
+@family
+def recurrent(arch):
+    """Sums instead of attention."""
+    return Chain.of(Residual.of(NormLayer("norm"), summed("mixer")), Residual.of(NormLayer("fed"), SwiGLULayer("mlp")))
+'''
+SPEC = """use "{parts}"
+experiment small {{ budget = 2 steps }}
+model recurrent {{ dim = 32, layers = 2, heads = 4, ffn = 48 }}
+tokenizer bytes
+dataset made {{ source = synthetic() }}
+batch {{ sequence = 64, micro = 2, rows = 4 }}
+optimizer adamw {{ lr = 1e-2 }}
+launch {{ device = cpu }}
+{more}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def compiled(folder: Path, text: str = PARTS, more: str = "", world: int | None = None):
+    (folder / "parts.py").write_text(text)
+    return plan_from_text(SPEC.format(parts=folder / "parts.py", more=more), str(folder / "small.xtrain"), world=world)
+
+
+@pytest.mark.parametrize(("before", "after", "reason"), [
+    ("x.cumsum(1)", "x.cumsum(1).flip(1)", "a position of it depends on later positions"),
+    ("memory[:, None] + x.cumsum(1)", "x.cumsum(1)", "a document in parts, with the states between them"),
+    ("sums[:, -1]", "memory", "a document in parts, with the states between them"),
+    ("x.cumsum(1)", "x.cumsum(1) + x.mean(0)", "a document of it depends on others of the batch"),
+    ("return sums @ out.T, sums[:, -1]", "return sums @ out.T", "gave 1 values"),
+    ("sums[:, -1]", "sums[:, -1:]", "of shape (2, 1, 32) as state 1"),
+    ("sums @ out.T", "sums @ nothing", "nothing"),
+    ('@layer(mixes="causal")', "@layer", "only a layer that mixes positions has a state"),
+    ('memory=state("dim")', 'memory=weight("dim")', "a layer that mixes positions has a state"),
+    ('@layer(mixes="causal")', '@layer(mixes="all")', "there is no way to mix positions `all`"),
+    ('weight("dim", "dim")', 'weight("dim", "dim", cut="row")', "every tensor-parallel rank has all of it"),
+    ('state("dim")', 'state("dim", initial="twos")', "does not begin with `twos`"),
+    ('state("dim")', "state()", "a state has extents"),
+    ('summed("mixer")', 'summed("mixer", power=2)', "has no setting `power`"),
+])  # fmt: skip
+def test_layers_that_do_not_compute_what_they_declare(folder: Path, before: str, after: str, reason: str):
+    assert before in PARTS
+    found = compiled(folder, PARTS.replace(before, after)).diagnostics.errors
+    assert [each.code for each in found] == ["X223"] and reason in found[0].message, found
+
+
+@pytest.mark.parametrize(("more", "world"), [("parallel { cp 2 { } }", 2), ("serve { mode = full }", None)])
+def test_ranks_that_have_parts_of_documents(folder: Path, more: str, world: int | None):
+    text = SPEC.replace("batch {{ sequence = 64, micro = 2, rows = 4 }}\noptimizer adamw {{ lr = 1e-2 }}\n", "")
+    (folder / "parts.py").write_text(PARTS)
+    served = text.replace("{{ budget = 2 steps }}", "{{ }}").replace("dataset made {{ source = synthetic() }}\n", "")
+    text = (served if "serve" in more else SPEC).format(parts=folder / "parts.py", more=more)
+    found = plan_from_text(text, str(folder / "small.xtrain"), world=world).diagnostics.errors
+    assert "X449" in {each.code for each in found}, found
+
+
+@pytest.mark.parametrize(("more", "limit"), [("activation none { }", 0.05), ("activation full { }", 0.08)])
+def test_planned_memory_is_near_the_traced(folder: Path, more: str, limit: float):
+    plan = compiled(folder, more=more).plan
+    assert plan is not None
+    (planned,) = plan.estimates.classes
+    (traced,) = trace_plan(plan)
+    assert planned.memory.total_bytes == pytest.approx(traced.memory.total_bytes, rel=limit)
+
+
+def test_another_function_is_another_experiment(folder: Path):
+    one, two = (compiled(folder, text).plan for text in (PARTS, PARTS.replace("x.cumsum(1)", "2 * x.cumsum(1)")))
+    assert one is not None and two is not None and one.config_id != two.config_id

@@ -1,0 +1,73 @@
+"""The parse table of the grammar, computed by lark.
+
+`python tests/support/parse_table.py --write` renews `dsl/syntax/grammar.json`; a test compares it with the grammar.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from lark import Lark
+from lark.grammar import Rule
+from lark.lexer import Lexer
+from lark.parsers.lalr_analysis import Shift
+
+from xtrain.dsl.syntax.parser import TreeBuilder
+
+SYNTAX = Path(__file__).parents[2] / "dsl" / "syntax"
+FILE = SYNTAX / "grammar.json"
+
+
+class NoLexer(Lexer):
+    """Placeholder: nothing is parsed here."""
+
+    def __init__(self, lexer_conf: Any) -> None: ...
+
+    def lex(self, lexer_state: Any, parser_state: Any) -> Any:
+        return iter(())
+
+
+def text() -> str:
+    """Return the text of the table: a line for each rule and each state."""
+    grammar = (SYNTAX / "grammar.lark").read_text(encoding="utf-8")
+    parser: Any = Lark(grammar, parser="lalr", lexer=NoLexer, start="file").parser
+    made = parser.parser._parse_table
+    # lark numbers rules and states in the order of sets, which differs between processes.
+    rules = sorted(parser.parser_conf.rules, key=lambda rule: str(described(rule)) + str(rule))
+    (start,), (end,) = made.start_states.values(), made.end_states.values()
+    order = [start]
+    for state in order:
+        reached = [
+            to for _, (action, to) in sorted(made.states[state].items(), key=lambda one: one[0]) if action is Shift
+        ]
+        order += [to for to in dict.fromkeys(reached) if to not in order]
+    states = [
+        {
+            symbol: order.index(to) if action is Shift else ~rules.index(to)
+            for symbol, (action, to) in sorted(made.states[state].items(), key=lambda one: one[0])
+        }
+        for state in order
+    ]
+    assert len(states) == len(made.states)
+    lines = (
+        ",\n".join(f"  {json.dumps(row, separators=(',', ':'))}" for row in rows)
+        for rows in (list(map(described, rules)), states)
+    )
+    return '{{"rules": [\n{}\n], "states": [\n{}\n], "start": 0, "end": {}}}\n'.format(*lines, order.index(end))
+
+
+def described(rule: Rule) -> list[Any]:
+    """Return a rule as `GrammarRule` has it."""
+    assert not any(rule.options.empty_indices) and not rule.options.keep_all_tokens
+    name = rule.origin.name
+    kept = [at for at, symbol in enumerate(rule.expansion) if not (symbol.is_term and symbol.filter_out)]
+    single = bool(rule.options.expand1 and not rule.alias)
+    method = None if name.startswith("_") else rule.alias or name
+    assert method is None or single or hasattr(TreeBuilder, method)
+    return [name, len(rule.expansion), kept, method, single]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        FILE.write_text(text(), encoding="utf-8")
