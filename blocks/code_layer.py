@@ -77,7 +77,7 @@ class CodeLayer(Layer):
         ops = self._described(arch)["costs"]["float32"]
         return round(sum(attention_flops(op) if "attention" in op else op["flops"][2] for op in ops))
 
-    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int:
         if arch.own["code"]["caches"] != "kernels":
             return 0
         (own,) = (op["attention"] for op in self._described(arch)["costs"]["float32"] if "attention" in op)

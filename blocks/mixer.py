@@ -44,7 +44,7 @@ class UserMixer(UserFunction):
     def torch_module(cls) -> str:
         return "xtrain.runtime.nn.mixer"
 
-    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int:
         return sum(prod(state.shape) for state in self.states)
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:

@@ -132,7 +132,7 @@ def test_a_feature_of_a_type_on_two_ranks(bench: Bench, feature: str, kind: str,
         make_code(kind, folder, vocab_size=264)
     alone = tuple(each for each in sets if each.startswith("collate"))
     one, two = (
-        bench.run(folder, label(feature, kind, str(number)), feature, *each, settings="")
+        bench.run(folder, label(feature, kind, str(number)), feature, *each, settings="code = transformers")
         for number, each in enumerate((alone, sets))
     )
     assert not (beyond := gaps(two, one).beyond(1e-5 if kind == "glm4_moe" else 1e-9)), beyond

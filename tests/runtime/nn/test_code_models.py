@@ -138,20 +138,20 @@ def errors(model: str, more: str = "", world: int | None = None) -> list[tuple[s
 ])  # fmt: skip
 def test_settings_that_its_code_does_not_support(more: str, code: str, word: str, tmp_path: Path):
     make("olmo3", tmp_path)
-    found = errors(f'"{tmp_path}" {{ }}', more, world=2)
+    found = errors(f'"{tmp_path}" {{ code = transformers }}', more, world=2)
     assert [text for own, text in found if own == code and word in text], found
 
 
 def test_a_router_loss_needs_a_router(tmp_path: Path):
     make("olmo3", tmp_path)
-    ((code, text),) = errors(f'"{tmp_path}" {{ router_aux_loss = 0.1 }}')
+    ((code, text),) = errors(f'"{tmp_path}" {{ code = transformers, router_aux_loss = 0.1 }}')
     assert code == "X433" and "router has logits" in text
-    assert not errors(f'"{tmp_path}" {{ router_aux_loss = 0 }}')
+    assert not errors(f'"{tmp_path}" {{ code = transformers, router_aux_loss = 0 }}')
 
 
-SERVER = 'experiment s {{ }}\nmodel "{}" {{ }}\ntokenizer bytes\nadapter lora {{ }}\nserve {{ }}\n'
+SERVER = 'experiment s {{ }}\nmodel "{}" {{ code = transformers }}\ntokenizer bytes\nadapter lora {{ }}\nserve {{ }}\n'
 ROLLOUT = """experiment small {{ budget = 2 steps }}
-model "{}" {{ }}
+model "{}" {{ code = transformers }}
 tokenizer bytes
 dataset asked {{ source = jsonl("*.jsonl"), prompt = "q", response = "a", template = "plain", oversized = skip }}
 batch {{ sequence = 64 }}
@@ -190,7 +190,7 @@ def test_a_plan_says_how_texts_are_continued(kind: str, text: str, tmp_path: Pat
 
 
 PAIRS = """experiment small {{ budget = 4 steps }}
-model "{}" {{ }}
+model "{}" {{ code = transformers }}
 tokenizer bytes
 dataset pairs {{ source = jsonl("*.jsonl"), chosen = "chosen", rejected = "rejected" }}
 loss bradley_terry {{ }}
