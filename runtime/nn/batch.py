@@ -32,14 +32,6 @@ class LayerCache(Protocol):
         """Return which of the last `count` positions each row sees, bool [B, 1, 1, count]; None: all."""
         ...
 
-    def keep(self, layer: nn.Module, state: tuple[Tensor, ...]) -> None:
-        """Keep the state of a layer after the prompts, which the layer updates in place."""
-        ...
-
-    def kept(self, layer: nn.Module) -> tuple[Tensor, ...]:
-        """Return the state of a layer."""
-        ...
-
 
 @define(eq=False)
 class KeyValueCache:

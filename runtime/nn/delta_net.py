@@ -15,7 +15,7 @@ from xtrain.runtime.base.collectives import to_heads, to_positions
 from xtrain.runtime.nn.attention import AttentionKernel, AttentionModule
 from xtrain.runtime.nn.attention_blocks import PLAIN, exact_type
 from xtrain.runtime.nn.axes import Axes, column_parallel_input, local
-from xtrain.runtime.nn.batch import DocumentLayout, LayerCache
+from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache, LayerCache
 from xtrain.runtime.nn.block import BlockSettings, Built, builds
 from xtrain.runtime.nn.delta_rule import Inputs, delta_rule, delta_rule_gradients, delta_step
 from xtrain.runtime.nn.layers import Linear, RMSNorm, WeightHolder
@@ -124,11 +124,13 @@ class DeltaNet(AttentionModule):
             _prepared(mixed, document_BS, self.key_dim, self.value_dim), _by_head(document_BS, mixed)
         )
         last = [_tail(part, document_BS, self.width - 1) for part in mixed[:3]]
+        assert isinstance(cache, KeyValueCache)  # a server with such layers is refused (X447)
         cache.keep(self, (state_RKV, *last))
         return _of_rows(out, rows).to(mixed.q_BSC.dtype)
 
     def _continued(self, mixed: Mixed, cache: LayerCache) -> Tensor:
         """Compute one position, and move the state on."""
+        assert isinstance(cache, KeyValueCache)
         state_RKV, *last = cache.kept(self)
         whole = [torch.cat((before, part), dim=1) for before, part in zip(last, mixed[:3], strict=True)]
         one = torch.zeros(whole[0].shape[:2], dtype=torch.int32, device=whole[0].device)
