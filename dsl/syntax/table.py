@@ -1,8 +1,9 @@
-"""LALR(1) parsing by the table in `grammar.json`, which `tests/support/parse_table.py` computes from `grammar.lark`."""
+"""LALR(1) parsing by the table in `grammar.json`, which lark computes from `grammar.lark` (`parse_table.py`)."""
 
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,22 @@ class Table:
     end: int
 
 
+def digest_of(grammar: bytes) -> str:
+    """Return the digest of a grammar, which its table carries."""
+    return blake2b(grammar, digest_size=8).hexdigest()
+
+
 @cache
 def table() -> Table:
-    """Return the table of the grammar."""
-    read = json.loads(Path(__file__).with_name("grammar.json").read_text(encoding="utf-8"))
+    """Return the table of the grammar; lark computes it if the file is of another grammar."""
+    folder = Path(__file__).parent
+    grammar, kept = (folder / "grammar.lark").read_bytes(), folder / "grammar.json"
+    read = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    if read.pop("grammar", "") != digest_of(grammar):
+        from xtrain.dsl.syntax.parse_table import table_text
+
+        read = json.loads(table_text())
+        del read["grammar"]
     rules = tuple(
         GrammarRule(name, size, tuple(kept), method, single) for name, size, kept, method, single in read.pop("rules")
     )

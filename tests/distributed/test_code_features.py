@@ -99,8 +99,8 @@ def _of_plan(outcome: Outcome) -> Outcome:
     "feature", [*ORDINARY, *(pytest.param(each, marks=pytest.mark.matrix) for each in FEATURES if each not in ORDINARY)]
 )
 def test_a_feature_is_that_of_native_code(bench: Bench, feature: str):
-    """But for norms and rotary positions, which transformers computes in fp32 whatever the format. Advantages of a group
-    cancel in its gradients, which leaves more of that: with fp64 there instead, grpo is within 1e-4 too."""
+    """But for norms and rotary positions, which transformers computes in fp32 whatever the format. Advantages of a
+    group cancel in gradients, which leaves more of that: with fp64 there instead, grpo is within 1e-4 too."""
     native, code = (
         bench.run(bench.folder / "own", label(feature, kind), feature, settings=settings)
         for kind, settings in (("native", ""), ("code", "code = transformers"))

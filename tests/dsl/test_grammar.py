@@ -1,17 +1,22 @@
 """Every form of the language, as a tree."""
 
 import attrs
-import parse_table
 import pytest
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
+from xtrain.dsl.syntax import parse_table, table
 from xtrain.dsl.syntax import tree as s
 from xtrain.dsl.syntax.parser import parse_expression, parse_file
 from xtrain.dsl.values import Quantity
 
 
 def test_the_parse_table_follows_the_grammar():
-    assert parse_table.FILE.read_text() == parse_table.text()
+    assert parse_table.FILE.read_text() == parse_table.table_text()
+
+
+def test_lark_computes_the_table_of_a_grammar_that_has_changed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(table, "digest_of", lambda grammar: "another")
+    assert table.table.__wrapped__() == table.table()
 
 
 NOWHERE = Span(SourceText("", ""), 0, 0)

@@ -1,10 +1,9 @@
-"""The parse table of the grammar, computed by lark.
+"""Computation of the parse table by lark.
 
-`python tests/support/parse_table.py --write` renews `dsl/syntax/grammar.json`; a test compares it with the grammar.
+`python -m xtrain.dsl.syntax.parse_table` renews `grammar.json`, which spares starts of commands the import of lark.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from lark.lexer import Lexer
 from lark.parsers.lalr_analysis import Shift
 
 from xtrain.dsl.syntax.parser import TreeBuilder
+from xtrain.dsl.syntax.table import digest_of
 
-SYNTAX = Path(__file__).parents[2] / "dsl" / "syntax"
+SYNTAX = Path(__file__).parent
 FILE = SYNTAX / "grammar.json"
 
 
@@ -28,7 +28,7 @@ class NoLexer(Lexer):
         return iter(())
 
 
-def text() -> str:
+def table_text() -> str:
     """Return the text of the table: a line for each rule and each state."""
     grammar = (SYNTAX / "grammar.lark").read_text(encoding="utf-8")
     parser: Any = Lark(grammar, parser="lalr", lexer=NoLexer, start="file").parser
@@ -54,7 +54,8 @@ def text() -> str:
         ",\n".join(f"  {json.dumps(row, separators=(',', ':'))}" for row in rows)
         for rows in (list(map(described, rules)), states)
     )
-    return '{{"rules": [\n{}\n], "states": [\n{}\n], "start": 0, "end": {}}}\n'.format(*lines, order.index(end))
+    head = f'{{"grammar": "{digest_of(grammar.encode())}", "rules": [\n{next(lines)}\n], "states": [\n{next(lines)}\n]'
+    return f'{head}, "start": 0, "end": {order.index(end)}}}\n'
 
 
 def described(rule: Rule) -> list[Any]:
@@ -69,5 +70,4 @@ def described(rule: Rule) -> list[Any]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--write"]:
-        FILE.write_text(text(), encoding="utf-8")
+    FILE.write_text(table_text(), encoding="utf-8")
