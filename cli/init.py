@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from xtrain.cli.verb import Refused
 
 if TYPE_CHECKING:
-    from xtrain.cli.init_job import Job
+    from xtrain.cli.init_job import JobTemplate
 
 HELP = "write a spec to start from"
 DESCRIPTION = (
@@ -90,7 +90,7 @@ def _path(text: str) -> tuple[Path, str]:
     return path, name
 
 
-def _write_job(job: "Job", arguments: argparse.Namespace) -> int:
+def _write_job(job: "JobTemplate", arguments: argparse.Namespace) -> int:
     """Write the spec of a job, and report what its plan says about it."""
     from xtrain.cli.init_job import job_spec
     from xtrain.planner.load import plan_from_text

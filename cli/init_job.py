@@ -44,7 +44,7 @@ PACKED: Final = (".gz", ".zst")
 
 
 @frozen
-class Job:
+class JobTemplate:
     """Job of `xtrain init`.
 
     kind: form of the records that it needs. lines: statements of its own, in which {teacher} is replaced by
@@ -61,32 +61,32 @@ class Job:
 
 
 _ADAPTER = "adapter lora { rank = 16, alpha = 32 }"
-JOBS: Final[Mapping[str, Job]] = {
-    "sft": Job("fine-tune all parameters on conversations or answers", "answers", "2 epochs", "1e-5"),
-    "lora": Job("fine-tune a LoRA adapter", "answers", "2 epochs", "2e-4", (_ADAPTER,), adapter=True),
-    "qlora": Job(
+JOBS: Final[Mapping[str, JobTemplate]] = {
+    "sft": JobTemplate("fine-tune all parameters on conversations or answers", "answers", "2 epochs", "1e-5"),
+    "lora": JobTemplate("fine-tune a LoRA adapter", "answers", "2 epochs", "2e-4", (_ADAPTER,), adapter=True),
+    "qlora": JobTemplate(
         "fine-tune a LoRA adapter on a model stored in 4 bits", "answers", "2 epochs", "2e-4",
         (_ADAPTER, "precision { base nf4 { double = true } }"), adapter=True,
     ),
-    "dpo": Job(
+    "dpo": JobTemplate(
         "learn from pairs of a preferred and another answer", "pairs", "1 epoch", "5e-7",
         ("loss dpo { beta = 0.1, reference = initial }",),
     ),
-    "grpo": Job(
+    "grpo": JobTemplate(
         "learn from answers that the model gives itself and that are checked", "questions", "200 steps", "1e-6",
         (
             "collate = to_tensor -> flatten -> shift_tokens -> pack(single)  # a row holds the answers to one question",
             "rollout { group = 8, max_tokens = {tokens} }", "reward exact_answer { compare = number }", "loss grpo {}",
         ),
     ),
-    "distill": Job(
+    "distill": JobTemplate(
         "learn from the distributions of a teacher, `--teacher`", "answers", "1 epoch", "1e-5",
         ("loss distill { teacher = {teacher}, live = true, form = forward_kl }",),
     ),
-    "pretrain": Job(
+    "pretrain": JobTemplate(
         "train a new model of the folder's shape on texts", "texts", "1 epoch", "3e-4", model="{ weights = none }"
     ),
-    "serve": Job(
+    "serve": JobTemplate(
         "train and sample adapters as clients ask", "", "", "", ("adapter lora { rank = 32 }", "serve {}"), adapter=True
     ),
 }  # fmt: skip
@@ -98,7 +98,9 @@ _WANTED: Final = {
 }
 
 
-def job_spec(job: Job, word: str, name: str, path: str, model: str, data: list[str], teacher: str | None) -> str:
+def job_spec(
+    job: JobTemplate, word: str, name: str, path: str, model: str, data: list[str], teacher: str | None
+) -> str:
     """Return the text of a spec. Raises Refused."""
     label, source, context = _model(model)
     if ("{teacher}" in "".join(job.lines)) != (teacher is not None):
@@ -143,7 +145,7 @@ def _text(head: list[str], commands: list[str], blocks: list[str]) -> str:
     return "\n".join([*head, *(f"#     {command}" for command in commands), "", "\n\n".join(blocks)]) + "\n"
 
 
-def _export(job: Job, name: str) -> str:
+def _export(job: JobTemplate, name: str) -> str:
     if job.adapter:
         return f'on finish export {{ to = "adapters/{name}", adapter = true }}'
     return f'on finish export {{ to = "models/{name}" }}'
@@ -159,7 +161,7 @@ def _machine(lines: list[str], word: str) -> list[str]:
     return [*formats, *own, *(["compile"] if word != "serve" else []), layout]
 
 
-def _batch(job: Job, length: float, context: int, tokens: int) -> str:
+def _batch(job: JobTemplate, length: float, context: int, tokens: int) -> str:
     """Return the block `batch`: for texts rows of the whole context, else rows that hold a long record.
 
     length: characters of a long record. tokens: of a completion.

@@ -137,6 +137,8 @@ def _check_idle_watching(spec: Spec, found: Findings) -> None:
     for tracker in spec.log.written():
         for name, (why, hint) in tracker.idle().items():
             _warn(spec, f"log.{tracker.kind}.{name}", why, hint, found)
+    if spec.alerts.loss_above is None:
+        _warn(spec, "alerts.loss_patience", "no `loss_above` is given", "give loss_above, or remove it", found)
     if spec.alerts.memory is not None and device_kind(spec) == "cpu":
         why = "on a CPU there is no planned memory to compare with"
         _warn(spec, "alerts.memory", why, "remove it", found)

@@ -64,7 +64,7 @@ OTHER_THINGS = {
     "int8": ("components/sources/tokens_run.py",),  # a type of arrays
     "ddp": ("dsl/starter.py",),  # a starter
     "cross_entropy": ("runtime/inspect/repeats.py",),  # a field of a step
-    "rowwise": ("runtime/inspect/code_layouts.py",),  # a style of transformers
+    "rowwise": ("runtime/inspect/code_ranks.py",),  # a style of transformers
     "adamw": ("planner/derive/serving.py",),  # the update that clients of a server ask for
     "export": (  # a request to a server
         "planner/graph/server.py",

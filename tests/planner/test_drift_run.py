@@ -25,7 +25,7 @@ def started(tmp_path, load, monkeypatch):
     assert plan is not None
     (tmp_path / "plan.json").write_text(dumps(signed(plan, (), None)))
     plans = []
-    monkeypatch.setattr(verb, "_run_launcher", lambda compiled, *_: plans.append(compiled.plan) or 0)
+    monkeypatch.setattr(verb, "_run_launcher", lambda compiled, *_, **__: plans.append(compiled.plan) or 0)
     monkeypatch.setattr(verb.signal, "signal", lambda *_: None)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)

@@ -119,6 +119,7 @@ EXEMPT = {
     ),
     **dict.fromkeys(("parallel.torchft.replicas", "parallel.torchft.min", "parallel.torchft.heartbeat"),
         "of its stack alone: tests/planner/test_torchft.py"),
+    "alerts.loss_patience": "of loss_above: tests/planner/test_alerts.py",
     "launcher.options": "a word that is no option is refused: tests/cli/test_launch.py",
     "launcher.mounts": "a word that is no pair of folders is refused: tests/cli/test_launch.py",
     "path": "where the spec lies is not part of the experiment",

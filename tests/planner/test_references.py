@@ -117,7 +117,9 @@ def test_the_model_in_a_folder_takes_the_place_of_that_of_the_run(tmp_path):
     args = plan.node("setup.reference.code").args
     assert args["reference"] == "sft" and len(args["digest"]) == 32
     assert "the model in sft (1 file with " in plan.node("setup.reference.code").does
-    write_model(tmp_path / "sft", torch_dtype="float32")
+    write_model(tmp_path / "sft", torch_dtype="float32")  # metadata
+    assert plan_of('dpo { reference = "sft" }', model=MODEL).config_id == plan.config_id
+    (tmp_path / "sft" / "model.safetensors").write_bytes(safetensors(shapes(), dict.fromkeys(shapes(), "F32")))
     assert plan_of('dpo { reference = "sft" }', model=MODEL).config_id != plan.config_id
 
 

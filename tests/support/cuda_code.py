@@ -23,7 +23,7 @@ import torch._dynamo
 import torch.nn.attention.flex_attention as flex_attention
 from attrs import define, evolve, field, frozen
 from torch import Tensor, fx
-from torch._dynamo.utils import counters, get_compilation_metrics
+from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
@@ -150,6 +150,7 @@ def compiled(
     found = Found()
     torch.compiler.reset()
     counters.clear()
+    clear_compilation_metrics()
     with as_on_cuda(found, codegen=codegen), fake_world(short, 0) as fake:
         program = CompiledProgram(short, fake)
         program.set_up()

@@ -48,7 +48,7 @@ def test_a_rank_that_finds_no_other_says_so(left, tmp_path, monkeypatch, capsys,
         raise AssertionError("there is nobody to run it with")
 
     monkeypatch.setenv("RANK", rank)
-    code = lead(compiled, None, lambda workspace: None) if rank == "0" else join()
+    code = lead(compiled, None, lambda workspace: None, verbose=False) if rank == "0" else join()
     out, err = capsys.readouterr()
     assert (code, left, out) == (3, [3], "")
     assert err.startswith(f"error[X716]: rank {rank} of 3: ") and len(err.splitlines()) == 1
@@ -120,7 +120,7 @@ def test_a_first_rank_that_is_refused_sends_the_others_away(first, left, tmp_pat
         heard.append(away.value.code)
 
     thread = first(other)
-    assert lead(compiled, None, lambda workspace: None) == 2 and left == [2]
+    assert lead(compiled, None, lambda workspace: None, verbose=False) == 2 and left == [2]
     thread.join(20)
     assert heard == [2] and cause(tmp_path) == "error[X203]: no such setting"
     assert capsys.readouterr().err == "error[X203]: no such setting\n"

@@ -185,7 +185,7 @@ def test_what_was_taken_from_the_environment_is_said_first(monkeypatch, tmp_path
     for name, value in {**PLACE, **environment}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("xtrain.cli.started.join", lambda: 0)
-    monkeypatch.setattr("xtrain.cli.started.lead", lambda *given: 0)
+    monkeypatch.setattr("xtrain.cli.started.lead", lambda *given, **named: 0)
     code = main(["run", str(tmp_path / "none.xtrain")])
     said = capsys.readouterr().err
     assert code == (3 if says and "X703" in said else 0)
