@@ -62,9 +62,7 @@ def test_a_loss_that_stays_high(make_plan):
     assert triggers(plan, "loss_above")[0].stop
     assert "loss_above" not in thresholds(make_plan())
     idle = make_plan(more="alerts { loss_patience = 2 }")
-    assert [check.evidence for check in idle.checks if check.status == "warn"][0].startswith(
-        "loss_patience has no effect"
-    )
+    assert any(check.evidence.startswith("loss_patience has no effect") for check in idle.checks)
 
 
 def test_a_share_of_the_disk_asks_for_no_more_than_some_checkpoints(make_plan):
