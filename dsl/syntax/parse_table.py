@@ -62,7 +62,8 @@ def described(rule: Rule) -> list[Any]:
     """Return a rule as `GrammarRule` has it."""
     assert not any(rule.options.empty_indices) and not rule.options.keep_all_tokens
     name = rule.origin.name
-    kept = [at for at, symbol in enumerate(rule.expansion) if not (symbol.is_term and symbol.filter_out)]
+    expansion: list[Any] = rule.expansion
+    kept = [at for at, symbol in enumerate(expansion) if not (symbol.is_term and symbol.filter_out)]
     single = bool(rule.options.expand1 and not rule.alias)
     method = None if name.startswith("_") else rule.alias or name
     assert method is None or single or hasattr(TreeBuilder, method)
