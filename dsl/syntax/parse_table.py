@@ -1,22 +1,15 @@
 """Computation of the parse table by lark.
 
-`python -m xtrain.dsl.syntax.parse_table` renews `grammar.json`, which spares starts of commands the import of lark.
+`python -m xtrain.dsl.syntax.table` renews `grammar.json`, which spares starts of commands the import of lark.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 from lark import Lark
 from lark.grammar import Rule
 from lark.lexer import Lexer
 from lark.parsers.lalr_analysis import Shift
-
-from xtrain.dsl.syntax.parser import TreeBuilder
-from xtrain.dsl.syntax.table import digest_of
-
-SYNTAX = Path(__file__).parent
-FILE = SYNTAX / "grammar.json"
 
 
 class NoLexer(Lexer):
@@ -28,9 +21,8 @@ class NoLexer(Lexer):
         return iter(())
 
 
-def table_text() -> str:
-    """Return the text of the table: a line for each rule and each state."""
-    grammar = (SYNTAX / "grammar.lark").read_text(encoding="utf-8")
+def table_text(grammar: str, digest: str) -> str:
+    """Return the text of the table: a line for each rule and each state. digest: of the grammar."""
     parser: Any = Lark(grammar, parser="lalr", lexer=NoLexer, start="file").parser
     made = parser.parser._parse_table
     # lark numbers rules and states in the order of sets, which differs between processes.
@@ -54,7 +46,7 @@ def table_text() -> str:
         ",\n".join(f"  {json.dumps(row, separators=(',', ':'))}" for row in rows)
         for rows in (list(map(described, rules)), states)
     )
-    head = f'{{"grammar": "{digest_of(grammar.encode())}", "rules": [\n{next(lines)}\n], "states": [\n{next(lines)}\n]'
+    head = f'{{"grammar": "{digest}", "rules": [\n{next(lines)}\n], "states": [\n{next(lines)}\n]'
     return f'{head}, "start": 0, "end": {order.index(end)}}}\n'
 
 
@@ -62,13 +54,8 @@ def described(rule: Rule) -> list[Any]:
     """Return a rule as `GrammarRule` has it."""
     assert not any(rule.options.empty_indices) and not rule.options.keep_all_tokens
     name = rule.origin.name
-    expansion: list[Any] = rule.expansion
+    expansion: Any = rule.expansion
     kept = [at for at, symbol in enumerate(expansion) if not (symbol.is_term and symbol.filter_out)]
     single = bool(rule.options.expand1 and not rule.alias)
     method = None if name.startswith("_") else rule.alias or name
-    assert method is None or single or hasattr(TreeBuilder, method)
     return [name, len(rule.expansion), kept, method, single]
-
-
-if __name__ == "__main__":
-    FILE.write_text(table_text(), encoding="utf-8")

@@ -10,6 +10,8 @@ from typing import Any
 from xtrain.dsl.syntax.tree import Token
 from xtrain.lazy_attrs import frozen
 
+GRAMMAR, KEPT = (Path(__file__).with_name(f"grammar.{kind}") for kind in ("lark", "json"))
+
 
 class UnfitToken(Exception):
     """The table has no action for a token; states have been reduced as far as possible."""
@@ -47,17 +49,21 @@ def digest_of(grammar: bytes) -> str:
     return blake2b(grammar, digest_size=8).hexdigest()
 
 
+def computed() -> str:
+    """Return the text of the table, computed by lark."""
+    from xtrain.dsl.syntax.parse_table import table_text
+
+    grammar = GRAMMAR.read_bytes()
+    return table_text(grammar.decode(), digest_of(grammar))
+
+
 @cache
 def table() -> Table:
     """Return the table of the grammar; lark computes it if the file is of another grammar."""
-    folder = Path(__file__).parent
-    grammar, kept = (folder / "grammar.lark").read_bytes(), folder / "grammar.json"
-    read = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
-    if read.pop("grammar", "") != digest_of(grammar):
-        from xtrain.dsl.syntax.parse_table import table_text
-
-        read = json.loads(table_text())
-        del read["grammar"]
+    read = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
+    if read.get("grammar") != digest_of(GRAMMAR.read_bytes()):
+        read = json.loads(computed())
+    del read["grammar"]
     rules = tuple(
         GrammarRule(name, size, tuple(kept), method, single) for name, size, kept, method, single in read.pop("rules")
     )
@@ -125,3 +131,7 @@ class Parse:
             if name == "$END" and states[-1] == self.table.end:
                 return True
         return False
+
+
+if __name__ == "__main__":
+    KEPT.write_text(computed(), encoding="utf-8")
