@@ -359,10 +359,10 @@ MORE_CODE = [
     ("mixtral", (*FSDP, *EP)),
     ("granitemoe", (*FSDP, *EP)),
     ("gpt_oss", (*RING, *EP)),  # stacks of another orientation, with biases
-    ("nemotron_h", (*FSDP, *EP)),  # without gates
+    ("nemotron_h", (*FSDP, *EP, ALONE)),  # without gates
     ("deepseek_v3", (*WHOLE, *FSDP, *EP)),
     ("minimax_m2", (*ULYSSES, *EP, "activation=selective")),
-    ("jamba", (*FSDP, *EP)),
+    ("jamba", (*FSDP, *EP, ALONE)),
     ("hunyuan_v1_moe", FSDP),
     ("gpt_oss", (*WHOLE, *FSDP, *EP)),  # sinks that are cut
     ("bert", WHOLE),
