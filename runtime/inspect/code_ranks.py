@@ -3,6 +3,7 @@
 import copy
 import json
 import multiprocessing
+import pickle
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -200,8 +201,10 @@ def _on_two_ranks(compare: Callable[[int], list[str]]) -> list[str] | None:
     # Of a fork of this process, whose autograd has threads where torch is built for CUDA, no backward returns.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
+    # As bytes: multiprocessing sends a file descriptor for each tensor, and no more than 256.
+    content = pickle.dumps(compare)
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [context.Process(target=_rank, args=(rank, folder, compare)) for rank in range(2)]
+        ranks = [context.Process(target=_rank, args=(rank, folder, content)) for rank in range(2)]
         for rank in ranks:
             rank.start()
         for rank in ranks:
@@ -217,10 +220,10 @@ def _on_two_ranks(compare: Callable[[int], list[str]]) -> list[str] | None:
         return json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
 
 
-def _rank(rank: int, folder: str, compare: Callable[[int], list[str]]) -> None:
+def _rank(rank: int, folder: str, content: bytes) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    found = compare(rank)
+    found = pickle.loads(content)(rank)
     if rank == 0:
         (Path(folder) / "result.json").write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()

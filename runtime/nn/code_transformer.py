@@ -27,7 +27,7 @@ from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.nn.adapters import put_on, put_on_head
 from xtrain.runtime.nn.attention import KERNELS, AttentionModule
 from xtrain.runtime.nn.attention_blocks import PLAIN, Scores
-from xtrain.runtime.nn.axes import Axes, local
+from xtrain.runtime.nn.axes import Axes, local, start_of
 from xtrain.runtime.nn.batch import DocumentLayout, LayerCache, ModelBatch
 from xtrain.runtime.nn.block import LayerBlock
 from xtrain.runtime.nn.code_attention import NAME, attending
@@ -262,7 +262,13 @@ class CodeTransformer(Transformer):
     def head_weight(self) -> Tensor:
         """Return the head's weight [V, D]; [V, D + 1] with its bias, which multiplies a column of ones."""
         weight_VD = super().head_weight()
-        return weight_VD if self._bias is None else torch.cat((weight_VD, local(self._bias)[:, None]), 1)
+        if self._bias is None:
+            return weight_VD
+        bias_V = local(self._bias)
+        if len(bias_V) != len(weight_VD):  # of a tied head, whose matrix alone is cut
+            begin = start_of(self.embed_tokens.weight)[0]
+            bias_V = local(self._bias, partial=True)[begin : begin + len(weight_VD)]
+        return torch.cat((weight_VD, bias_V[:, None]), 1)
 
     def _with_cache(self, ids_BS: Tensor, batch: ModelBatch, cache: LayerCache) -> Tensor:
         """Return the hidden states of new positions; the model's own cache keeps the earlier ones."""

@@ -365,7 +365,9 @@ MORE_CODE = [
     ("jamba", (*FSDP, *EP, ALONE)),
     ("hunyuan_v1_moe", FSDP),
     ("gpt_oss", (*WHOLE, *FSDP, *EP)),  # sinks that are cut
-    ("bert", WHOLE),
+    ("bert", (*WHOLE, *FSDP)),  # a tied head with a bias
+    ("codegen", (*WHOLE, *FSDP)),  # a head with a bias
+    ("codegen", (*WHOLE, "parallel.tp.loss=false")),
     ("apertus", WHOLE),  # parameters of an activation
     ("stablelm", WHOLE),
     ("roberta", (*FSDP, ALONE)),  # modules around the layers have parameters

@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from small_runs import SPEC, make_run, plan_of, read, save
 from xtrain.dsl.checking import model_code
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX
+from xtrain.runtime.inspect.code_ranks import _on_two_ranks
 from xtrain.runtime.inspect.trace import trace_plan
 from xtrain.runtime.nn.code_transformer import CodeTransformer
 from xtrain.runtime.sampling.text_generator import Prompts
@@ -175,6 +177,11 @@ def test_what_is_generated_for_a_server_and_for_rollouts(kind: str, text: str, r
     found = plan_from_text(text.format(tmp_path), "small.xtrain").diagnostics.errors
     assert {each.code for each in found} == ({"X530"} if reason else set()), found
     assert all(reason in each.message for each in found)
+
+
+def test_a_model_of_many_tensors_is_measured_on_two_ranks():
+    many = [torch.zeros(1) for _ in range(300)]
+    assert _on_two_ranks(partial(dict.get, {0: ["same"], 1: ["same"], "more": many})) == ["same"]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("kind", "text"), [
