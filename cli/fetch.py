@@ -1,13 +1,14 @@
 """`xtrain fetch REPO`: download a repository of the hub into its cache."""
 
 import argparse
+import shlex
 
 from xtrain.cli.verb import Refused
 
 HELP = "download a model, tokenizer or dataset of the hub"
 DESCRIPTION = (
     "Download a repository of the Hugging Face hub into the cache of huggingface_hub, where `hub(…)` in a spec finds "
-    "it. No other command downloads anything."
+    "models and tokenizers. No other command downloads anything."
 )
 EPILOG = """\
 examples:
@@ -43,7 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     kind = "dataset" if arguments.dataset else "model"
     folder = _download(repo, revision, kind, () if arguments.dataset else ignored)
     print(f"Downloaded {repo} into {folder}")
-    if kind == "model":
+    if kind == "dataset":
+        print(f"\nIts files are the data of a spec:\n\n  xtrain init lora --model … --data {shlex.quote(folder)}")
+    else:
         from xtrain.dsl.schema.model import snapshot_text
 
         what = "tokenizer" if arguments.tokenizer else "model"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from xtrain.cli.verb import Refused
 
 if TYPE_CHECKING:
-    from xtrain.cli.init_job import JobTemplate
+    from xtrain.dsl.starter import JobTemplate
 
 HELP = "write a spec to start from"
 DESCRIPTION = (
@@ -45,13 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain init`. Exit status: 0 written, 2 invalid name or template, or an existing file, 3 it cannot be
     written."""
-    from xtrain.cli.init_job import JOBS
-    from xtrain.dsl.starter import near_starter, starters
+    from xtrain.dsl.starter import jobs, near_starter, starters
 
-    known = starters()
+    known, known_jobs = starters(), jobs()
     if arguments.list:
         for title, about in (
-            ("jobs", {word: job.about for word, job in JOBS.items()}),
+            ("jobs", {word: job.about for word, job in known_jobs.items()}),
             ("templates", {name: starter.about for name, starter in known.items()}),
         ):
             print("\n".join([f"{title}:", *(f"  {name.ljust(10)}  {text}" for name, text in about.items())]))
@@ -59,13 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name is None:
         raise Refused(2, "xtrain init: NAME is missing: write `xtrain init NAME`, or `xtrain init --list`")
     of_job = [f"--{word}" for word in ("model", "data", "teacher", "to") if getattr(arguments, word)]
-    if (job := JOBS.get(arguments.name)) is not None:
+    if (job := known_jobs.get(arguments.name)) is not None:
         if arguments.model is None:
             raise Refused(2, f"xtrain init: `{arguments.name}` needs --model: a folder, or organisation/name")
         return _write_job(job, arguments)
     if of_job:
-        jobs = ", ".join(JOBS)
-        raise Refused(2, f"xtrain init: {of_job[0]} goes with a job, and `{arguments.name}` is none of {jobs}")
+        words = ", ".join(known_jobs)
+        raise Refused(2, f"xtrain init: {of_job[0]} goes with a job, and `{arguments.name}` is none of {words}")
     starter = known.get(arguments.template)
     if starter is None:
         meant = near_starter(arguments.template)
@@ -97,9 +96,9 @@ def _write_job(job: "JobTemplate", arguments: argparse.Namespace) -> int:
 
     path, name = _path(arguments.to or arguments.name)
     shown = shlex.quote(str(path))
-    text = job_spec(job, arguments.name, name, shown, arguments.model, arguments.data, arguments.teacher)
+    text = job_spec(arguments.name, job, name, shown, arguments.model, arguments.data, arguments.teacher)
     found = plan_from_text(text, str(path))
-    status = _write(path, text, "serve" if arguments.name == "serve" else "run", force=arguments.force)
+    status = _write(path, text, "serve" if job.records == "none" else "run", force=arguments.force)
     if found.diagnostics:
         from xtrain.cli.verb import report
 

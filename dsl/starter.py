@@ -1,4 +1,7 @@
-"""Starters of `xtrain init`: annotated specs in `starters/`, each valid as it is, renamed for the user."""
+"""Starters of `xtrain init`: annotated specs in `starters/`, each valid as it is, renamed for the user.
+
+Templates of specs for jobs are in `starters/jobs/`, named after the job and the records that it needs.
+"""
 
 import re
 from pathlib import Path
@@ -35,6 +38,25 @@ def _read(name: str) -> Starter:
     text = (_FOLDER / f"{name}.xtrain").read_text(encoding="utf-8")
     prose = " ".join(line.lstrip("# ") for line in text.split("\n#\n", 1)[0].splitlines())
     return Starter(name, re.split(r"[.:] ", prose)[0], text)
+
+
+@frozen
+class JobTemplate:
+    """Template of a spec for a job. about: its first sentence. records: answers, pairs, questions, texts or none."""
+
+    about: str
+    records: str
+    text: str
+
+
+def jobs() -> dict[str, JobTemplate]:
+    """Return name → template of a job."""
+    return {path.name.split(".")[0]: _job(path) for path in sorted((_FOLDER / "jobs").glob("*.template"))}
+
+
+def _job(path: Path) -> JobTemplate:
+    text = path.read_text(encoding="utf-8")
+    return JobTemplate(text.partition(".\n")[0].removeprefix("# "), path.name.split(".")[1], text)
 
 
 def near_starter(name: str) -> str | None:

@@ -9,6 +9,7 @@ from xtrain.components.importers._transformers_trainer import module_names, name
 from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.data_components import SOURCES, source_of
 from xtrain.dsl.spec_text import value_text
 from xtrain.lazy_attrs import frozen
 
@@ -191,10 +192,8 @@ def _write_dataset(draft: Draft, address: str, folder: Path, entry: dict[str, An
     most = draft.number("max_samples", 0)
     if isinstance(file, str):
         path = folder / file
-        source = {".json": "jsonl", ".jsonl": "jsonl", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text"}.get(
-            path.suffix
-        )
-        if source is None:
+        source = source_of(path.name)
+        if SOURCES[source].records != "fields" and path.suffix != ".txt":
             draft.missing("dataset", f"{file}: files of this type are not read; use JSON lines")
             return
         draft.set(f"{address}.source", None, "dataset dataset_dir", text=f"{source}({value_text(str(path))})")

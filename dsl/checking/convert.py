@@ -39,7 +39,7 @@ from xtrain.dsl.evaluation.values import (
 from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.blocks import choices_of
 from xtrain.dsl.schema.component import Component, Registry, UserComponent, is_call
-from xtrain.dsl.schema.data_components import LINKS, SOURCES, Source
+from xtrain.dsl.schema.data_components import LINKS, SOURCES, Source, source_of
 from xtrain.dsl.schema.setting import AUTO, LARGEST, Auto, Setting, TextCheck, settings_of
 from xtrain.dsl.spec_text import value_text
 from xtrain.dsl.values import (
@@ -188,15 +188,10 @@ def _call_meant(value: Value, names: Registry) -> str | None:
     """Return what to write instead of a bare path or a list of links."""
     data = value.data
     if isinstance(data, str) and names is SOURCES:
-        return f"{_source_of(data)}({value.span.text})"
+        return f"{source_of(data)}({value.span.text})"
     if isinstance(data, Items) and data.values and names is LINKS:
         return " -> ".join(each.span.text for each in data.values)
     return None
-
-
-def _source_of(path: str) -> str:
-    """Return the source that reads a file, by the end of its name."""
-    return max((len(end), name) for name, source in SOURCES.items() for end in source.ends if end in path)[1]
 
 
 def _forms(names: Registry) -> list[str]:

@@ -168,6 +168,11 @@ class TokenizerKind(Component):
         return None
 
 
+def source_of(path: str) -> str:
+    """Return the name of the source that reads a file, by the end of its name."""
+    return max((len(end), name) for name, source in SOURCES.items() for end in source.ends if end in path)[1]
+
+
 def tokenizer_kind(source: str) -> type[TokenizerKind]:
     """Return the tokenizer kind of a name in a spec: a registered name, `hub(…)`, or a path of files."""
     if source.startswith("hub("):

@@ -45,7 +45,7 @@ class _Hub(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def _answer(self, *, body: bool) -> None:
-        path = self.path.partition("?")[0]
+        path = self.path.partition("?")[0].removeprefix("/datasets").replace("/api/datasets/", "/api/models/")
         name = path.rpartition("/")[2]
         if path.startswith("/api/models/org/name/tree/"):
             content = json.dumps([{"type": "file", "path": n, "size": len(t), "oid": n} for n, t in FILES.items()])
@@ -104,6 +104,13 @@ def test_a_repository(cache: Path, capsys: pytest.CaptureFixture[str], words: li
     written = capsys.readouterr().out.strip().splitlines()[-1].strip()
     named = f'hub("org/name", revision = "{COMMIT}")'
     assert written == (f"tokenizer {named}" if "--tokenizer" in words else f"model {named} {{}}")
+
+
+def test_a_dataset(cache: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["fetch", "org/name", "--dataset"]) == 0
+    folder = cache / "datasets--org--name" / "snapshots" / COMMIT
+    assert {path.name for path in folder.iterdir()} == FILES.keys()
+    assert f"--data {folder}" in capsys.readouterr().out
 
 
 def test_the_tokenizer_of_a_model(cache: Path):

@@ -36,6 +36,14 @@ def _tokenizer(*added: str) -> None:
     Path("model/tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": tokens, "model": words}))
 
 
+def test_patterns_may_be_absolute_and_other_files_lie_beside(model: str, tmp_path: Path):
+    place = tmp_path / "data"
+    _lines("data/a.jsonl", {"text": "a"})
+    (place / "README.md").write_text("of the data")
+    assert f'source = jsonl("{place}/**/*.jsonl")' in _written(model, str(place))
+    assert f'source = jsonl("{place}/*.jsonl")' in _written(model, f"{place}/*.jsonl")
+
+
 def _lines(name: str, record: dict[str, Any], count: int = 3) -> str:
     Path(name).parent.mkdir(parents=True, exist_ok=True)
     text = f"{json.dumps(record)}\n" * count
@@ -88,7 +96,7 @@ def test_a_template_whose_marks_are_tokens(model: str, added: tuple[str, ...], t
         ("data", "data/a.parquet", 'parquet("data/**/*.parquet")'),
         ("data/a.arrow", "data/a.arrow", 'arrow("data/a.arrow")'),
         ("data/a.json", "data/a.json", 'jsonl("data/a.json")'),
-        ("org/name", "", 'huggingface("org/name")'),
+        ("data", "data/a.arrow", 'arrow("data/**/*.arrow")'),
     ],
 )
 def test_places_of_data(model: str, place: str, file: str, source: str):
@@ -135,15 +143,17 @@ def test_a_row_holds_a_long_record(model: str, characters: int, sequence: int):
     (["lora", "--model", "nowhere"], "there is no model folder nowhere"),
     (["lora", "--model", "org/absent"], "xtrain fetch org/absent"),
     (["lora", "--model", "model"], "needs --data"),
-    (["lora", "--model", "model", "--data", "none.jsonl"], "there is no file none.jsonl"),
+    (["lora", "--model", "model", "--data", "org/name"], "xtrain fetch org/name --dataset"),
+    (["lora", "--model", "model", "--data", "mixed"], "has arrow and jsonl files"),
+    (["lora", "--model", "model", "--data", "none.jsonl"], "pattern matches no file: none.jsonl"),
     (["lora", "--model", "model", "--data", "pairs.jsonl"], "their fields are: chosen, prompt, rejected"),
     (["dpo", "--model", "model", "--data", "talks.jsonl"], "need `chosen` and `rejected`"),
     (["distill", "--model", "model", "--data", "talks.jsonl"], "needs --teacher"),
     (["sft", "--model", "model", "--data", "talks.jsonl", "--teacher", "model"], "takes no --teacher"),
     (["tryout", "--model", "model"], "--model goes with a job"),
-    (["sft", "--model", "model", "--data", "bad.jsonl"], "bad.jsonl cannot be read"),
-    (["sft", "--model", "model", "--data", "model"], "config.json cannot be read"),
-    (["sft", "--model", "model", "--data", "a.bin"], "is not one of"),
+    (["sft", "--model", "model", "--data", "bad.jsonl"], "bad.jsonl: invalid JSON"),
+    (["sft", "--model", "model", "--data", "model"], "an object over several lines"),
+    (["sft", "--model", "model", "--data", "a.bin"], "has token ids"),
     (["sft", "--model", "model", "--data", "talks.jsonl", "--to", "a-b"], "cannot be called `a-b`"),
 ])  # fmt: skip
 def test_refusals(model: str, capsys: pytest.CaptureFixture[str], words: list[str], said: str):
@@ -151,6 +161,9 @@ def test_refusals(model: str, capsys: pytest.CaptureFixture[str], words: list[st
     _lines("pairs.jsonl", PAIR)
     Path("bad.jsonl").write_text("{")
     Path("a.bin").write_text("a")
+    Path("mixed").mkdir()
+    for name in ("a.jsonl", "b.arrow"):
+        Path("mixed", name).write_text("{}")
     assert main(["init", *words]) == 2
     assert said in capsys.readouterr().err
     assert not list(Path().glob("*.xtrain"))

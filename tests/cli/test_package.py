@@ -21,7 +21,7 @@ def test_the_wheel_holds_every_module_and_all_data(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
-    kinds = (".py", ".lark", ".json", ".md", ".xtrain", ".typed")
+    kinds = (".py", ".lark", ".json", ".md", ".xtrain", ".template", ".typed")
     folders = {*ROOMS, "docs"}
     chosen = [f for f in files if f.endswith(kinds)]
     modules = [f for f in chosen if f.split("/")[0] in folders or ("/" not in f and not f.endswith(".md"))]

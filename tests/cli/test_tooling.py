@@ -321,7 +321,7 @@ def test_init_refuses(call, arguments, said):
 def test_init_lists(call):
     status, out, _ = call("init", "--list")
     assert status == 0 and [line.split()[0] for line in out.splitlines()] == [
-        "jobs:", "sft", "lora", "qlora", "dpo", "grpo", "distill", "pretrain", "serve",
+        "jobs:", "distill", "dpo", "grpo", "lora", "pretrain", "qlora", "serve", "sft",
         "templates:", "quickstart", "curriculum", "ddp", "fsdp", "moe", "cluster",
     ]  # fmt: skip
 

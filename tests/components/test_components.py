@@ -46,7 +46,7 @@ REGISTRIES: tuple[Registry, ...] = (
 # Kinds whose components subclass a contract.
 CONTRACTED = [kind for kind in (*REGISTRIES, ADAPTERS, LAUNCHERS) if kind.contract]
 # Texts for people, with examples; and what drivers call devices.
-TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "device.py", "init_job.py")
+TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "device.py")
 # What reads the checkpoints that DeepSpeed's own engine writes, whatever stack a run has.
 OF_ENGINES = ("deepspeed_import.py", "checkpoint.py")
 # Words of other things too: forms of a curve, of records, units, axes of a mesh, devices, the block of axes.

@@ -27,7 +27,7 @@ def starter(request, tmp_path, monkeypatch):
 
 
 def test_all_files_are_listed():
-    assert set(STARTERS) == {path.stem for path in FOLDER.iterdir()}
+    assert set(STARTERS) == {path.stem for path in FOLDER.glob("*.*")}
     assert next(iter(STARTERS)) == "quickstart" and len(STARTERS) >= 5
 
 
