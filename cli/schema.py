@@ -35,9 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
         return 0
     from xtrain.dsl.load import load_spec
+    from xtrain.dsl.schema.model import executing_nothing
     from xtrain.dsl.spec_text import spec_json
 
-    loaded = load_spec(arguments.spec, arguments.sets)
+    with executing_nothing():
+        loaded = load_spec(arguments.spec, arguments.sets)
     report(loaded.diagnostics)
     if loaded.spec is None:
         return 2

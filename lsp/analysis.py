@@ -247,7 +247,8 @@ def all_corrections(analysis: Analysis) -> Correction | None:
     if not any(diagnostic.fix for diagnostic in analysis.diagnostics):
         return None
     texts = {source.path: source.text for source in analysis.loaded.sources}
-    fixed = apply_fixes(lambda changed: check_from_spec(analysis.root, (), {**texts, **changed}))
+    with executing_nothing():
+        fixed = apply_fixes(lambda changed: check_from_spec(analysis.root, (), {**texts, **changed}))
     edits = []
     for source in analysis.loaded.sources:
         text = fixed.texts.get(source.path, source.text)

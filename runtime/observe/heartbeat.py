@@ -245,7 +245,8 @@ def first_of_machine(rank: Rank, work: Callable[[], T], beat: HeartbeatWriter) -
     while True:
         if mine is not None and wait([mine], pause).done and (error := mine.exception()) is not None:
             raise error
-        done = torch.tensor([float(mine is None or mine.done())])
+        # Work that has failed meanwhile is not done: the next round raises its error before the ranks agree.
+        done = torch.tensor([float(mine is None or (mine.done() and mine.exception() is None))])
         dist.all_reduce(done, op=dist.ReduceOp.MIN)
         beat.mark()
         if done.item():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from xtrain.plan.architecture import NO_TEXTS
 from xtrain.plan.checkpoints import base_names
@@ -56,9 +56,9 @@ class TrainedRun:
         set_matmul(args["matmul"], chosen, small_products=args.get("small_products", False))
         rank = alone(chosen)
         check_weights(plan, entry)
-        model = whole_model(plan, rank)
         # Paths are relative to where the run was started, not to where it is sampled.
         folder = started_in(directory)
+        model = whole_model(_with_code_in(plan, folder), rank)
         _read_base(plan, model, entry, folder, chosen)
         read_tensors(saved_tensors(model, plan, prefix(entry, evaluated(entry))), entry.path)
         held.close()
@@ -117,6 +117,15 @@ def alone(device: torch.device) -> Rank:
         pipeline_ranks=1,
         coordinates=dict.fromkeys(AXES, 0),
     )
+
+
+def _with_code_in(plan: Plan, folder: Path) -> Plan:
+    """Return the plan with the place of the model's own modeling files relative to the working directory."""
+    code = plan.architecture.own.get("code", {})
+    if (place := code.get("remote", {}).get("folder")) is None:
+        return plan
+    own = {**plan.architecture.own, "code": {**code, "remote": {"folder": str(folder / place)}}}
+    return evolve(plan, architecture=evolve(plan.architecture, own=own))
 
 
 def whole_model(plan: Plan, rank: Rank) -> ModelParts:

@@ -130,7 +130,7 @@ def _column(value: Any, what: str, count: int | None, reads: Reads) -> float | n
 
 def _listed(value: Any, what: str, of: str = "") -> list | tuple | Unusable:
     if isinstance(value, np.ndarray):
-        return value.tolist()
+        value = value.tolist()  # a number if it has no dimensions
     is_fit = isinstance(value, list | tuple | Unusable)
     return value if is_fit else Unusable(f"{what} is {described(value)}, not a list{of}")
 

@@ -2,8 +2,10 @@
 
 import threading
 import time
+from concurrent.futures import wait
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,6 +72,27 @@ def test_what_the_work_raises_is_raised_here(monkeypatch):
     monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor, op: None)
     with pytest.raises(ValueError, match="no room"):
         first_of_machine(rank_of(0, 2, 0), fail, HeartbeatWriter())
+
+
+def test_work_that_fails_while_ranks_ask_is_not_done(monkeypatch):
+    asked, failing = [], threading.Event()
+
+    def fail() -> None:
+        failing.wait()
+        raise ValueError("no room")
+
+    def wait_(futures, pause):
+        if asked:
+            return wait(futures, pause)
+        failing.set()
+        wait(futures)
+        return SimpleNamespace(done=set())  # as if it had failed just after the pause
+
+    monkeypatch.setattr("xtrain.runtime.observe.heartbeat.wait", wait_)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor, op: asked.append(tensor.item()))
+    with pytest.raises(ValueError, match="no room"):
+        first_of_machine(rank_of(0, 2, 0), fail, HeartbeatWriter())
+    assert asked == [0.0]
 
 
 ROWS = {"one": 30, "two": 12}
