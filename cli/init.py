@@ -37,23 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--teacher", metavar="M", help="of `distill`: the folder of the teacher")
     parser.add_argument("--to", metavar="FILE", help="of a job: the spec to write (default: JOB.xtrain)")
-    parser.add_argument("--template", default="quickstart", metavar="T", help="the template (default: quickstart)")
+    parser.add_argument("--template", metavar="T", help="the template of NAME (default: quickstart)")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
     parser.add_argument("--list", action="store_true", help="list the jobs and the templates")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `xtrain init`. Exit status: 0 written, 2 invalid name or template, or an existing file, 3 it cannot be
-    written."""
+    """Run `xtrain init`. Exit status: 0 written, 2 invalid name, template or data, an existing file, or a spec of a
+    job with errors, 3 it cannot be written."""
     from xtrain.dsl.starter import jobs, near_starter, starters
 
     known, known_jobs = starters(), jobs()
     if arguments.list:
-        for title, about in (
-            ("jobs", {word: job.about for word, job in known_jobs.items()}),
-            ("templates", {name: starter.about for name, starter in known.items()}),
-        ):
-            print("\n".join([f"{title}:", *(f"  {name.ljust(10)}  {text}" for name, text in about.items())]))
+        wide = max(map(len, (*known, *known_jobs)))
+        for title, about in (("jobs", known_jobs), ("templates", known)):
+            print("\n".join([f"{title}:", *(f"  {name.ljust(wide)}  {each.about}" for name, each in about.items())]))
         return 0
     if arguments.name is None:
         raise Refused(2, "xtrain init: NAME is missing: write `xtrain init NAME`, or `xtrain init --list`")
@@ -61,15 +59,18 @@ def run(arguments: argparse.Namespace) -> int:
     if (job := known_jobs.get(arguments.name)) is not None:
         if arguments.model is None:
             raise Refused(2, f"xtrain init: `{arguments.name}` needs --model: a folder, or organisation/name")
+        if arguments.template is not None:
+            raise Refused(2, f"xtrain init: `{arguments.name}` is a job, which takes no --template")
         return _write_job(job, arguments)
     if of_job:
         words = ", ".join(known_jobs)
         raise Refused(2, f"xtrain init: {of_job[0]} goes with a job, and `{arguments.name}` is none of {words}")
-    starter = known.get(arguments.template)
+    template = arguments.template or "quickstart"
+    starter = known.get(template)
     if starter is None:
-        meant = near_starter(arguments.template)
+        meant = near_starter(template)
         hint = f"did you mean `{meant}`?" if meant else f"existing templates: {', '.join(known)}"
-        raise Refused(2, f"xtrain init: there is no template `{arguments.template}`; {hint}")
+        raise Refused(2, f"xtrain init: there is no template `{template}`; {hint}")
     path, name = _path(arguments.name)
     return _write(path, starter.named(name, shlex.quote(str(path))), force=arguments.force)
 
@@ -104,7 +105,7 @@ def _write_job(job: "JobTemplate", arguments: argparse.Namespace) -> int:
 
         print("\nIts plan says:", file=sys.stderr)
         report(found.diagnostics)
-    return status
+    return 2 if found.diagnostics.has_errors else status
 
 
 def _write(path: Path, text: str, verb: str = "run", *, force: bool) -> int:

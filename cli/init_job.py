@@ -64,12 +64,16 @@ def job_spec(job: str, of: JobTemplate, name: str, path: str, model: str, data: 
         tokens=tokens,
         rows=32 if records == "texts" else 8,
         sequence=_sequence(records, max((each.characters for each in read), default=0), context, tokens),
-        data="\n\n".join(each.text(own) for own, each in named.items()),
+        data="\n\n".join([*(each.text(own) for own, each in named.items()), *_mixture(list(named))]),
         evaluations="".join(f"\nevery 10% eval {own} {{ batches = 8 }}" for own in named if named[own].held_out),
         compute="bf16" if on_gpu else "auto",
         compile="\ncompile" if on_gpu else "",
     )
     return format_source(SourceText(path, text))
+
+
+def _mixture(names: list[str]) -> list[str]:
+    return [f"mixture {{ {', '.join(f'{name} = 1' for name in names)} }}"] if len(names) > 1 else []
 
 
 def _unused(name: str, names: list[str]) -> str:

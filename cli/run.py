@@ -44,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=VIEWS,
         help="how to show the run: tui opens the dashboard (default: console on a terminal, else plain)",
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="show every set-up node and unknown amount")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="show every set-up node and unknown amount (console and plain)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

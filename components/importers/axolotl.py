@@ -181,8 +181,8 @@ def _write_ticks(draft: Draft) -> None:
     draft.meaningless("evals_per_epoch eval_steps eval_strategy evaluation_strategy",
                       "another key says how often" if held else "nothing is held out for evaluation")  # fmt: skip
     draft.meaningless("eval_max_new_tokens", "evaluations measure the loss")
-    if draft.get("loss_watchdog_threshold") is not None:
-        draft.set("alerts.loss_above", draft.number("loss_watchdog_threshold", 0), "loss_watchdog_threshold")
+    if (limit := draft.number("loss_watchdog_threshold")) is not None:
+        draft.set("alerts.loss_above", limit, "loss_watchdog_threshold")
         draft.set("alerts.loss_patience", int(draft.number("loss_watchdog_patience", 3)), "loss_watchdog_patience")
         draft.statements.append(("on loss_above checkpoint then stop", "loss_watchdog_threshold"))
     draft.meaningless("loss_watchdog_patience", "it goes with `loss_watchdog_threshold`")

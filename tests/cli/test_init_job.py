@@ -22,8 +22,8 @@ ASKED = {"problem": "2 and 3?", "solution": "2 and 3 are 5", "answer": "5"}
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     folder = Folder.whole(tmp_path)
-    config = {**CONFIG, "hidden_size": 64, "vocab_size": 2}
-    folder.config(hidden_size=64, vocab_size=2, max_position_embeddings=512)
+    config = {**CONFIG, "hidden_size": 64, "vocab_size": 8}
+    folder.config(hidden_size=64, vocab_size=8, max_position_embeddings=512)
     folder.weights(safetensors(shapes(config)))
     _tokenizer()
     return "model"
@@ -123,7 +123,7 @@ def test_places_of_data(model: str, place: str, file: str, source: str):
 def test_many_records_are_held_out(model: str):
     assert main(["init", "sft", "--model", model, "--data", _lines("a.jsonl", TALK, 300), "--data", "a.jsonl"]) == 0
     text = Path("sft.xtrain").read_text()
-    assert text.count("holdout = 2%") == 2 and "eval a_2" in text
+    assert text.count("holdout = 2%") == 2 and "eval a_2" in text and "mixture { a = 1, a_2 = 1 }" in text
     assert "holdout" not in _written(model, _lines("b.jsonl", TALK, 20))
 
 
@@ -151,6 +151,7 @@ def test_a_row_holds_a_long_record(model: str, characters: int, sequence: int):
     (["distill", "--model", "model", "--data", "talks.jsonl"], "needs --teacher"),
     (["sft", "--model", "model", "--data", "talks.jsonl", "--teacher", "model"], "takes no --teacher"),
     (["tryout", "--model", "model"], "--model goes with a job"),
+    (["lora", "--model", "model", "--data", "talks.jsonl", "--template", "moe"], "takes no --template"),
     (["sft", "--model", "model", "--data", "bad.jsonl"], "bad.jsonl: invalid JSON"),
     (["sft", "--model", "model", "--data", "model"], "an object over several lines"),
     (["sft", "--model", "model", "--data", "a.bin"], "has token ids"),

@@ -470,6 +470,7 @@ SAID = [
     ("trl", TRL + "logging_strategy: epoch\nlogging_steps: 5\n", "logging_steps", Fate.TRANSLATED, ""),
     ("trl", TRL + "use_peft: true\nlora_target_parameters: [a]\n", "lora_target_parameters", Fate.MISSING,
      "`targets` are matrices of linear layers"),
+    ("axolotl", AXOLOTL + "loss_watchdog_threshold: high\n", "loss_watchdog_threshold", Fate.MISSING, "not a number"),
     ("axolotl", AXOLOTL + "cpu_offload: true\n", "cpu_offload", Fate.MISSING, "no such key"),
     ("deepspeed", '{"zero_optimization": {"stage": 2}, "train_batch_size": 8, "scheduler": {"type": "WarmupCosineLR", '
      '"params": {"warmup_num_steps": 5, "cos_min_ratio": 0.05}}}', "scheduler.params.cos_min_ratio", Fate.TRANSLATED,
