@@ -14,7 +14,9 @@ from code_models import built, inspect_here, rows, theirs
 from small_runs import SPEC, make_run, plan_of, read, save
 from transformers import AutoModelForCausalLM
 
+from xtrain.cli.main import main
 from xtrain.dsl.checking import model_code
+from xtrain.lsp.analysis import Analysis, all_corrections
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.store.adapter_export import export_of
@@ -160,6 +162,24 @@ def test_modeling_files_are_executed_only_where_the_spec_says_so(folder: Path, m
     assert again.config_id != plan.config_id
     (folder / "README.md").write_text("no code")
     assert plan_of(f'"{folder}" {{ code = remote, weights = none }}').id == again.id
+
+
+@pytest.mark.parametrize("words", [
+    ["check"], ["check", "--fix", "--diff"], ["check", "--fix"], ["schema"], ["diff", "a.xtrain"], ["lsp"],
+], ids=" ".join)  # fmt: skip
+def test_commands_that_execute_nothing(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(model_code, "_inspected", INSPECTED)
+    monkeypatch.chdir(folder.parent)
+    text = SPEC.format(model='"model" { code = remote, weights = none }', tokenizer="bytes", params="fp32", more="")
+    text = text.replace("optimizer adamw { lr", "optimizer adamw { weight_deacy = 0, lr")
+    assert "weight_deacy" in text
+    Path("a.xtrain").write_text(text)
+    if words == ["lsp"]:
+        analysis = Analysis.of("a.xtrain", {})
+        assert all_corrections(analysis) is not None and analysis.plan() is None
+    else:
+        main([*words, "a.xtrain"])
+    assert not (folder / "executed").exists()
 
 
 def test_losses_and_exports_are_those_of_the_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
