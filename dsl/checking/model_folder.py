@@ -93,7 +93,8 @@ def _without_family(section: Section, label: Value) -> None:
 
 def _is_remote(section: Section) -> bool:
     """Return True if the section chooses the modeling files of the folder."""
-    return "code" in section.entries and section.entries["code"].value.data == Word("remote")
+    chosen = section.entries["code"].value.data if "code" in section.entries else ""
+    return (chosen.text if isinstance(chosen, Word) else chosen) == "remote"
 
 
 def settings_in_folder(folder: str, *, code: str = "") -> tuple[dict[str, Any], Diagnostics]:

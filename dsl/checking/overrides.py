@@ -17,6 +17,7 @@ from xtrain.dsl.evaluation.statements import Label, ReadStatements, Section, Sec
 from xtrain.dsl.evaluation.values import FAILED, Value, Word, describe
 from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import Action, by_default
+from xtrain.dsl.schema.model import FAMILIES, Model
 from xtrain.dsl.schema.setting import Auto, open_setting, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.syntax import tree as s
@@ -228,6 +229,8 @@ class Overriding:
             section.heads.append(override.parts[-1][1])
         label = blocks.label_of(block)
         known, free = settings_of(block), open_setting(block)
+        if block is Model:  # the label may name a folder of this family
+            known = {**settings_of(FAMILIES[FAMILIES.unlisted]), **known}
         if not rest or (len(rest) == 1 and label is not None and rest[0][0] == label.name):
             if label is None:
                 hint = f"set one of its settings: {', '.join(known)}"
