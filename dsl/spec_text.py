@@ -15,7 +15,7 @@ from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import Action, OnEvent, Tick
 from xtrain.dsl.schema.component import Component, Registry, UserComponent
 from xtrain.dsl.schema.data_components import Tokenizer
-from xtrain.dsl.schema.model import FOLDER, Model, snapshot_text
+from xtrain.dsl.schema.model import FOLDER, Model, snapshot_named, snapshot_text
 from xtrain.dsl.schema.setting import AUTO, is_unspoken, open_setting, settings_of, spelled
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.user_parts.files import is_file
@@ -81,7 +81,7 @@ def _block(kind: str, value: Any, indent: str = "", without: tuple[str, ...] = (
 
 def tokenizer_text(source: str) -> str:
     """Return the label of a tokenizer."""
-    return source if source.startswith("hub(") else _label(source)
+    return _label(source) if snapshot_named(source) is None else source
 
 
 def _trigger(trigger: Tick | OnEvent) -> str:

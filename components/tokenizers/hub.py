@@ -21,9 +21,16 @@ class HubTokenizer(Folder):
 
     @classmethod
     def location(cls, source: str) -> str:
-        return snapshot_folder(*snapshot_named(source)).as_posix()
+        return snapshot_folder(*_snapshot(source)).as_posix()
 
     @classmethod
     def does(cls, source: str) -> str:
-        repo, commit = snapshot_named(source)
+        repo, commit = _snapshot(source)
         return f"read tokenizer.json of {repo} at {commit[:12]}"
+
+
+def _snapshot(source: str) -> tuple[str, str]:
+    """Return (repository, commit) of a tokenizer of this kind."""
+    found = snapshot_named(source)
+    assert found is not None
+    return found

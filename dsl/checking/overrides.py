@@ -3,6 +3,7 @@
 Ticks and events are addressed by their action: `every.eval.web`, `on.finish.generate`.
 """
 
+import re
 from collections.abc import Container, Mapping, Sequence
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
@@ -17,6 +18,7 @@ from xtrain.dsl.evaluation.statements import Label, ReadStatements, Section, Sec
 from xtrain.dsl.evaluation.values import FAILED, Value, Word, describe
 from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import Action, by_default
+from xtrain.dsl.schema.data_components import Tokenizer
 from xtrain.dsl.schema.model import FAMILIES, Model
 from xtrain.dsl.schema.setting import Auto, open_setting, settings_of
 from xtrain.dsl.spec import Spec
@@ -236,7 +238,8 @@ class Overriding:
                 hint = f"set one of its settings: {', '.join(known)}"
                 self._wrong(f"`{section.kind}` is a block", override.span, hint)
                 return
-            value = (self._text if label.type is str else self._value)(override.value)
+            is_call = block is Tokenizer and re.match(r"hub\s*\(", override.value.text)
+            value = (self._text if label.type is str and not is_call else self._value)(override.value)
             if value is not None:
                 section.labels = [Label(value)]
             return

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin
 import attrs
 
 from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.model import snapshot_named
 from xtrain.dsl.schema.setting import AUTO, Auto, file_path, label, settings_of
 from xtrain.lazy_attrs import frozen
 
@@ -174,8 +175,8 @@ def source_of(path: str) -> str:
 
 
 def tokenizer_kind(source: str) -> type[TokenizerKind]:
-    """Return the tokenizer kind of a name in a spec: a registered name, `hub(…)`, or a path of files."""
-    if source.startswith("hub("):
+    """Return the tokenizer kind of a name in a spec: a registered name, a snapshot, or a path of files."""
+    if snapshot_named(source) is not None:
         return TOKENIZERS[TOKENIZERS.unlisted]
     return TOKENIZERS[source] if source in TOKENIZERS and source != TOKENIZERS.unlisted else TOKENIZERS.default
 

@@ -1,5 +1,6 @@
 """Model definition: `model` and its `router`."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -90,15 +91,18 @@ class ModelFolder:
         return f"{self.repo} at {self.revision[:12]}" if self.repo else self.path
 
 
+_SNAPSHOT: Final = re.compile(r'hub\("([A-Za-z0-9][\w./-]*)", revision = "([0-9a-f]{40})"\)')
+
+
 def snapshot_text(repo: str, commit: str) -> str:
     """Return the text of a snapshot in a spec."""
     return f'hub("{repo}", revision = "{commit}")'
 
 
-def snapshot_named(text: str) -> tuple[str, str]:
-    """Return (repository, commit) of a text of `snapshot_text`."""
-    repo, commit = text.split('"')[1::2]
-    return repo, commit
+def snapshot_named(text: str) -> tuple[str, str] | None:
+    """Return (repository, commit) of a text of `snapshot_text`; None for any other text."""
+    found = _SNAPSHOT.fullmatch(text)
+    return None if found is None else (found[1], found[2])
 
 
 @frozen(kw_only=True)
@@ -132,6 +136,7 @@ class Model(Component):
     vocab: int | Literal["tokenizer"] | Auto
     tie_embeddings: bool
     attention: Literal["auto", "documents", "blocks", "flex", "mask"]
+    code: Literal["", "transformers", "remote"] = ""  # whose code computes the model; empty: xtrain's
     experts: int = 0  # for families without experts
     window: int | None = None
     full_layers: tuple[int, ...] = ()

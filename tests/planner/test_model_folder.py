@@ -17,7 +17,7 @@ from xtrain.plan.architecture import buffers, parameters
 from xtrain.plan.checkpoints import checkpoint_contents, weight_mismatches
 from xtrain.plan.serialise import dumps, from_json
 from xtrain.planner.compile import Compiled
-from xtrain.planner.load import plan_from_text
+from xtrain.planner.load import plan_from_spec, plan_from_text
 from xtrain.planner.review.page import render
 from xtrain.runtime.store.beginning import planned_files
 
@@ -704,6 +704,24 @@ def test_a_snapshot_of_the_hub(folder: Folder, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_HUB_CACHE", "~nobody-of-this-name/cache")
     ((code, text),) = errors(folder.plan('hub("org/name")'))
     assert code == "X520" and "~nobody-of-this-name" in text
+
+
+@pytest.mark.parametrize(("written", "sets", "code", "word"), [
+    ("tokenizer bytes", ('tokenizer=hub("org/name")',), "X505", "xtrain fetch org/name"),
+    ("tokenizer bytes", ('tokenizer=hub ("org/name", revision = "v2")',), "X505", "--revision v2"),
+    ("tokenizer bytes", ("tokenizer=hub(org)",), "X220", "does not name a tokenizer"),
+    ("tokenizer bytes", ("tokenizer=hub(",), "X103", "never closed"),
+    ('tokenizer "hub(x)"', (), "X505", "hub(x): No such file"),
+    (r'tokenizer "hub(\"org/name\", revision = \"main\")"', (), "X505", "No such file"),
+])  # fmt: skip
+def test_tokenizers_that_are_not_there(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, written: str, sets: tuple[str, ...], code: str, word: str
+):
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder.path / "cache"))
+    spec = folder.spec('"model" { vocab = tokenizer, weights = none }')
+    spec.write_text(spec.read_text().replace("tokenizer bytes", written))
+    (error,) = plan_from_spec(spec, sets).diagnostics.errors
+    assert error.code == code and error.span is not None and word in f"{error.message}; {error.hint}", error
 
 
 NEXT = "model.layers.2."
