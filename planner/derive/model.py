@@ -111,11 +111,10 @@ def _of_folder(spec: Spec, loss: ReferredLoss, architecture: Architecture) -> Re
     if folder is None:
         return None
     code = architecture.own.get("code")
-    chosen = "" if code is None else "remote" if "remote" in code else "transformers"
-    if code is not None and chosen == "remote" and not _has_files(folder, code["digest"]):
+    if code is not None and "remote" in code and not _has_files(folder, code["digest"]):
         message = f"{folder} cannot be a reference: it has other modeling files than the model of the run"
         return message, f"give a folder with the same files, or one of `{INITIAL}`, `{ADAPTER_OFF}`, `{PRECOMPUTED}`"
-    means, diagnostics = settings_in_folder(folder, code=chosen)
+    means, diagnostics = settings_in_folder(folder, code=spec.model.code)
     if diagnostics.has_errors:
         why = diagnostics.errors[0].message.replace(str(Path(folder).absolute()), folder)
         words = f"`{INITIAL}`, `{ADAPTER_OFF}`, `{PRECOMPUTED}`"
@@ -314,26 +313,26 @@ def _check_routing(architecture: Architecture, found: Findings) -> None:
 
 @checks("data.tokenizer data.vocab", reads="tokenizer.source model.vocab")
 def _vocab(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
-    source, vocab = spec.tokenizer.source, spec.model.vocab
+    source, vocab, folder = spec.tokenizer.source, spec.model.vocab, spec.model.folder
+    in_model = folder is not None and spec.origins["tokenizer"].kind == "default"
     try:
         size = tokenizer_kind(source).size(source)
     except TokenizerUnreadable as problem:
-        missing = isinstance(problem, TokenizerMissing)
-        if not isinstance(vocab, int) or not missing:
-            hint = "correct the path, write `tokenizer bytes`, or give `vocab` in `model` to plan without the tokenizer"
-            hint = hint if missing else problem.remedy or "give the folder of a tokenizer, or write `tokenizer bytes`"
-            found.fail("data.tokenizer", "X505", "tokenizer", f"tokenizer cannot be read: {problem}", hint)
-            return vocab if isinstance(vocab, int) else 2
-        found.warn(
-            "data.tokenizer",
-            "W505",
-            "tokenizer",
-            f"tokenizer cannot be read: {problem}",
-            f"planned with vocab {vocab}; the run needs the tokenizer",
-        )
-        return vocab
+        missing, message = isinstance(problem, TokenizerMissing), f"tokenizer cannot be read: {problem}"
+        if missing and not in_model and isinstance(vocab, int):
+            hint = f"planned with vocab {vocab}; the run needs the tokenizer"
+            found.warn("data.tokenizer", "W505", "tokenizer", message, hint)
+            return vocab
+        hint = "correct the path, write `tokenizer bytes`, or give `vocab` in `model` to plan without the tokenizer"
+        if missing and in_model:
+            message = f"the spec has no `tokenizer`, and the model's folder {folder} has no tokenizer.json"
+            hint = 'write `tokenizer "folder"` or `tokenizer hub("organisation/name")`'
+        elif not missing:
+            hint = problem.remedy or "give the folder of a tokenizer, or write `tokenizer bytes`"
+        found.fail("data.tokenizer", "X505", "model.folder" if in_model else "tokenizer", message, hint)
+        return vocab if isinstance(vocab, int) else 2
     found.passed("data.tokenizer", f"`{source}` has {size:,} ids")
-    if vocab == GROWS and spec.model.folder is not None:
+    if vocab == GROWS and folder is not None:
         return _grown(spec, size, reasons, found)
     if not isinstance(vocab, int):
         reasons["model.vocab"] = f"the size of tokenizer `{source}`"
@@ -341,7 +340,7 @@ def _vocab(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
     if vocab < size:
         message = f"vocab {vocab} is smaller than the {size} ids of the tokenizer"
         hint = f"use vocab {size}, or leave it auto"
-        if spec.model.folder is not None:
+        if folder is not None:
             hint = f"write `vocab = tokenizer` in `model`, which adds {size - vocab} rows to the embedding and the head"
         found.fail("data.vocab", "X506", "model.vocab", message, hint)
     else:
@@ -352,7 +351,12 @@ def _vocab(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
 def _grown(spec: Spec, size: int, reasons: dict[str, str], found: Findings) -> int:
     """Return the vocabulary of a model in a folder, with new rows for ids of the tokenizer that have none."""
     assert spec.model.folder is not None
-    stored = settings_in_folder(spec.model.folder.path)[0].get("vocab", size)
+    settings, diagnostics = settings_in_folder(spec.model.folder.path, code=spec.model.code)
+    if diagnostics.has_errors:  # the file changed since the spec was read
+        error = diagnostics.errors[0]
+        found.fail("data.vocab", error.code, "model.folder", error.message, error.hint)
+        return size
+    stored = settings["vocab"]
     new = max(0, size - stored)
     reasons["model.vocab"] = f"{stored:,} rows of {spec.model.folder}, and {new:,} for further ids of the tokenizer"
     matrices = [f"{EMBEDDING}.weight"] + [f"{HEAD}.weight"] * (not spec.model.tie_embeddings)

@@ -713,6 +713,7 @@ def test_a_snapshot_of_the_hub(folder: Folder, monkeypatch: pytest.MonkeyPatch):
     ("tokenizer bytes", ("tokenizer=hub(",), "X103", "never closed"),
     ('tokenizer "hub(x)"', (), "X505", "hub(x): No such file"),
     (r'tokenizer "hub(\"org/name\", revision = \"main\")"', (), "X505", "No such file"),
+    ("", (), "X505", "the model's folder model has no tokenizer.json"),
 ])  # fmt: skip
 def test_tokenizers_that_are_not_there(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, written: str, sets: tuple[str, ...], code: str, word: str
