@@ -14,8 +14,10 @@ from xtrain.blocks.attention import LatentAttentionLayer
 from xtrain.components.families.deepseek_v3 import DeepseekV3
 from xtrain.dsl.schema.model import FAMILIES
 from xtrain.plan.architecture import buffers, parameters
+from xtrain.plan.canonical import fingerprint
 from xtrain.plan.checkpoints import checkpoint_contents, weight_mismatches
 from xtrain.plan.serialise import dumps, from_json
+from xtrain.plan.weight_files import read_weight_files
 from xtrain.planner.compile import Compiled
 from xtrain.planner.load import plan_from_spec, plan_from_text
 from xtrain.planner.review.page import render
@@ -73,7 +75,14 @@ def test_a_folder_says_what_a_model_is(folder: Folder):
     assert origins["model.head_dim"] == origins["model.tie_embeddings"] == ("config", "model/config.json:5:3")
     args = plan.node("setup.read_weights").args
     assert args["folder"] == "model" and plan.node("setup.weights").args == {"offload": False}
-    assert len(plan.config["weights"]) == 16 and len(args["digest"]) == 32
+    weights = {name: ["BF16", shape] for name, shape in shapes().items()}
+    assert plan.config["weights"] == fingerprint(weights) and args["digest"] == read_weight_files("model").digest
+    # Weights identify an experiment by names, formats and shapes; the files of a plan are those, with this config.json.
+    folder.config(transformers_version="5.0.0")
+    other = folder.plan().plan
+    assert other is not None and other.config == plan.config and other.config_id == plan.config_id
+    assert other.node("setup.read_weights").args["digest"] != args["digest"]
+    folder.config()
     # What a plan says of itself makes the same plan, and experiment.
     again = plan_from_text(plan.spec_text, plan.spec).plan
     assert again is not None and again.config_id == plan.config_id and again.spec_text == plan.spec_text
@@ -657,6 +666,7 @@ def test_other_files_are_another_experiment(folder: Folder):
     folder.weights(safetensors(shapes(), {QUERY: "F32"}))
     after = folder.plan().plan
     assert after is not None and after.config_id != before.config_id
+    assert {name for name in before.config if after.config[name] != before.config[name]} == {"weights"}
 
 
 def test_a_snapshot_of_the_hub(folder: Folder, monkeypatch: pytest.MonkeyPatch):
