@@ -88,11 +88,11 @@ class BlockPiece:
             raise KeyError(content["piece"])
         return made_by(**values)
 
-    def further(self, *, plus_one: bool) -> "BlockPiece":
+    def further(self, *, plus_one: bool, scale: float) -> "BlockPiece":
         """Return the block of a module that predicts further tokens, following this one, the last block."""
         further_block = piece("further_block")  # it is composed from pieces itself
         assert further_block is not None
-        return further_block(self, plus_one=plus_one)
+        return further_block(self, plus_one=plus_one, scale=scale)
 
     def layers(self) -> "Iterator[Layer]":
         """Yield the named pieces inside, in the order in which modules are registered."""
@@ -241,10 +241,13 @@ class Chain(BlockPiece):
 
 @frozen
 class Residual(Chain):
-    """x + pieces(x), with the pieces applied one after the other."""
+    """x + scale · pieces(x), with the pieces applied one after the other."""
+
+    scale: float = later(1.0)
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
-        return on.ops.add(x, super().trace(on, x))
+        branch = super().trace(on, x)
+        return on.ops.add(x, branch if self.scale == 1 else on.ops.op(branch, makes=branch.gradient))
 
 
 @frozen
@@ -290,9 +293,10 @@ def _value(content: Any) -> Any:
 
 @frozen
 class NormLayer(Layer):
-    """RMSNorm over the width of the residual stream. plus_one: multiply by 1 + weight."""
+    """RMSNorm over the width of the residual stream. plus_one: multiply by 1 + weight. scale: factor of its output."""
 
     plus_one: bool = later(False)
+    scale: float = later(1.0)
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         yield norm_weight(self.name, arch.dim, "by_position", plus_one=self.plus_one)
@@ -302,11 +306,11 @@ class NormLayer(Layer):
 
 
 @composed
-def pre_norm(attention: BlockPiece, feed_forward: BlockPiece, plus_one: bool = False) -> BlockPiece:
-    """Compose x + attention(norm(x)), then x + feed_forward(norm(x)). plus_one: for both norms."""
+def pre_norm(attention: BlockPiece, feed_forward: BlockPiece, plus_one: bool = False, scale: float = 1.0) -> BlockPiece:
+    """Compose x + scale · attention(norm(x)), then x + scale · feed_forward(norm(x)). plus_one: for both norms."""
     return Chain.of(
-        Residual.of(NormLayer("input_layernorm", plus_one=plus_one), attention),
-        Residual.of(NormLayer("post_attention_layernorm", plus_one=plus_one), feed_forward),
+        Residual((NormLayer("input_layernorm", plus_one=plus_one), attention), scale=scale),
+        Residual((NormLayer("post_attention_layernorm", plus_one=plus_one), feed_forward), scale=scale),
     )
 
 
@@ -395,7 +399,7 @@ class JoinLayer(Layer):
 
 
 @composed
-def further_block(last: BlockPiece, *, plus_one: bool = False) -> BlockPiece:
+def further_block(last: BlockPiece, *, plus_one: bool = False, scale: float = 1.0) -> BlockPiece:
     """Compose a prediction module as a block: the join, `last` (the block that it follows) and a norm. plus_one: for
-    its norms."""
-    return Chain.of(JoinLayer(JOIN, plus_one=plus_one), last, NormLayer("norm", plus_one=plus_one))
+    its norms. scale: of the head's input."""
+    return Chain.of(JoinLayer(JOIN, plus_one=plus_one), last, NormLayer("norm", plus_one=plus_one, scale=scale))

@@ -58,7 +58,8 @@ class PlannedModel(Model):
         these the adapter of the architecture."""
         blocks = cls.blocks(attrs.evolve(arch, layers=arch.blocks) if arch.mtp else arch)
         if arch.mtp:
-            blocks += (blocks[-1].further(plus_one=cls.ends(arch).norm_plus_one),) * arch.mtp
+            ends = cls.ends(arch)
+            blocks += (blocks[-1].further(plus_one=ends.norm_plus_one, scale=ends.norm_scale),) * arch.mtp
         return blocks if arch.adapter is None else _with_adapter(arch.adapter, blocks, arch.base)
 
     @classmethod

@@ -110,13 +110,14 @@ class ModelEnds:
     """Properties of a family's embedding, final norm and head.
 
     embedding_scale: factor on embeddings, rounded to the compute format; None: no scaling. norm_plus_one: the norm
-    before the head multiplies by 1 + weight. logit_cap: logits l become cap · tanh(l / cap); None: no cap. others: name
-    and shape of every parameter outside blocks, embedding and head; None: the last norm's weight alone. before: their
-    names if they are used before the blocks.
+    before the head multiplies by 1 + weight. norm_scale: factor of that norm's output, and so of logits. logit_cap:
+    logits l become cap · tanh(l / cap); None: no cap. others: name and shape of every parameter outside blocks,
+    embedding and head; None: the last norm's weight alone. before: their names if they are used before the blocks.
     """
 
     embedding_scale: float | None = None
     norm_plus_one: bool = False
+    norm_scale: float = 1.0
     logit_cap: float | None = None
     others: tuple[tuple[str, tuple[int, ...]], ...] | None = None
     before: frozenset[str] = frozenset()

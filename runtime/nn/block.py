@@ -153,7 +153,7 @@ def builds(layer: type[Layer]) -> Callable[[Build], Build]:
 
 @builds(NormLayer)
 def _norm(layer: NormLayer, settings: BlockSettings) -> Built:
-    module = RMSNorm(settings.arch.dim, settings.arch.norm_eps, plus_one=layer.plus_one)
+    module = RMSNorm(settings.arch.dim, settings.arch.norm_eps, plus_one=layer.plus_one, scale=layer.scale)
     return module, lambda x_BSD, _: module(x_BSD)
 
 
@@ -307,5 +307,6 @@ def _call_of(piece: BlockPiece, calls: dict[str, Call]) -> Call:
         return total_BSD
 
     if isinstance(piece, Residual):
-        return lambda x_BSD, given: x_BSD + chain(x_BSD, given)
+        scale = piece.scale
+        return lambda x_BSD, given: x_BSD + (chain(x_BSD, given) if scale == 1 else scale * chain(x_BSD, given))
     return side_by_side if isinstance(piece, Sum) else chain

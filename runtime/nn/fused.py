@@ -219,24 +219,26 @@ def rms_norm(
     weight_D: Tensor,
     eps: float,
     group: ProcessGroup | None = None,
-    *,
     plus_one: bool = False,
+    scale: float = 1.0,
+    *,
     fused: bool = False,
 ) -> Tensor:
-    """Compute x / rms(x) · weight.
+    """Compute x / rms(x) · weight · scale.
 
     group: its ranks have equal pieces of every row, and of the weight. plus_one: multiply by 1 + weight, added in at
-    least fp32. fused: use one-pass kernels, on a CPU and without a group.
+    least fp32, as scale is multiplied. fused: use one-pass kernels, on a CPU and without a group.
     """
     fused = fused and group is None
     if not torch.is_grad_enabled():  # for one token, autograd's bookkeeping would take half the time
-        return _normed(x, _factor(weight_D, plus_one), eps, group, fused)[0]
-    return _RMSNorm.apply(x, weight_D, eps, group, plus_one, fused)  # pyright: ignore[reportReturnType]
+        return _normed(x, _factor(weight_D, plus_one, scale), eps, group, fused)[0]
+    return _RMSNorm.apply(x, weight_D, eps, group, plus_one, scale, fused)  # pyright: ignore[reportReturnType]
 
 
-def _factor(weight_D: Tensor, plus_one: bool) -> Tensor:
+def _factor(weight_D: Tensor, plus_one: bool, scale: float) -> Tensor:
     """Return the factor of rows."""
-    return 1 + _exact(weight_D) if plus_one else _exact(weight_D)
+    factor_D = 1 + _exact(weight_D) if plus_one else _exact(weight_D)
+    return factor_D if scale == 1 else factor_D * scale
 
 
 def _has_kernel(x: Tensor) -> bool:
@@ -264,17 +266,24 @@ def _normed(x: Tensor, exact_D: Tensor, eps: float, group: ProcessGroup | None, 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight_D: Tensor, eps: float, group: ProcessGroup | None, plus_one: bool, fused: bool
+        ctx: Any,
+        x: Tensor,
+        weight_D: Tensor,
+        eps: float,
+        group: ProcessGroup | None,
+        plus_one: bool,
+        scale: float,
+        fused: bool,
     ) -> Tensor:
-        ctx.group, ctx.plus_one, ctx.fused = group, plus_one, fused
-        out, inverse = _normed(x, _factor(weight_D, plus_one), eps, group, fused)
+        ctx.group, ctx.plus_one, ctx.scale, ctx.fused = group, plus_one, scale, fused
+        out, inverse = _normed(x, _factor(weight_D, plus_one, scale), eps, group, fused)
         ctx.save_for_backward(x, weight_D, inverse)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor):
         x, weight_D, inverse = ctx.saved_tensors
-        exact, exact_D, grad = _exact(x), _factor(weight_D, ctx.plus_one), _exact(grad_outputs[0])
+        exact, exact_D, grad = _exact(x), _factor(weight_D, ctx.plus_one, ctx.scale), _exact(grad_outputs[0])
         wanted = ctx.needs_input_grad[:2]
         if ctx.fused:
             grads = fused_norm_gradients(grad, exact, inverse, exact_D, wanted)
@@ -282,8 +291,10 @@ class _RMSNorm(torch.autograd.Function):
             grads = ATEN._fused_rms_norm_backward(grad, exact, weight_D.shape, inverse, exact_D, wanted)
         else:
             grads = _backward(grad, exact, inverse, exact_D, wanted, ctx.group)
+        if ctx.scale != 1 and grads[1] is not None:
+            grads = grads[0], grads[1] * ctx.scale
         grad_x, grad_D = (None if grad_part is None else grad_part.to(x.dtype) for grad_part in grads)
-        return grad_x, grad_D, None, None, None, None
+        return grad_x, grad_D, None, None, None, None, None
 
 
 def _backward(

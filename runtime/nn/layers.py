@@ -218,15 +218,22 @@ class Linear(nn.Linear):
 
 class RMSNorm(Fusible):
     """RMSNorm with a weight. `partial` as in `local`. by_head: over heads, of which a tensor-parallel rank has its own.
-    axes: given if tensor parallelism cuts the rows. plus_one: multiply by 1 + weight."""
+    axes: given if tensor parallelism cuts the rows. plus_one: multiply by 1 + weight. scale: factor of the output."""
 
     partial = False
 
     def __init__(
-        self, width: int, eps: float, *, by_head: bool = False, axes: Axes | None = None, plus_one: bool = False
+        self,
+        width: int,
+        eps: float,
+        *,
+        by_head: bool = False,
+        axes: Axes | None = None,
+        plus_one: bool = False,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.by_head, self.axes, self.plus_one = by_head, axes, plus_one
+        self.by_head, self.axes, self.plus_one, self.scale = by_head, axes, plus_one, scale
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
 
@@ -234,7 +241,7 @@ class RMSNorm(Fusible):
         tensor = None if self.axes is None else self.axes.tensor
         group = None if tensor is None else tensor.group
         weight_D = local(self.weight, partial=self.partial)
-        return rms_norm(x, weight_D, self.eps, group, plus_one=self.plus_one, fused=self.fused)
+        return rms_norm(x, weight_D, self.eps, group, self.plus_one, self.scale, fused=self.fused)
 
     def turned(self, x_BSHA: Tensor, rotate: "Rotation") -> Tensor:
         """Normalize heads and rotate them by their positions, with the fused kernels."""

@@ -89,7 +89,8 @@ class Transformer(nn.Module):
         attention = [module for module in self.layers.modules() if isinstance(module, AttentionModule)]
         self.kernels = frozenset((module.scores, module.sinks is not None) for module in attention)
         if span.predicts:
-            self.norm = RMSNorm(arch.dim, arch.norm_eps, plus_one=arch.ends.norm_plus_one)
+            ends = arch.ends
+            self.norm = RMSNorm(arch.dim, arch.norm_eps, plus_one=ends.norm_plus_one, scale=ends.norm_scale)
             if not arch.has_logits:
                 self.score = Linear(arch.dim, 1)
             elif not arch.tie_embeddings or arch.head_matrices:

@@ -49,6 +49,7 @@ MIXED = {
 # The same of one kind of layers, in which more is different from those of other families.
 ODD = {
     "kv_rank": {"q_rank": 40, "value_dim": 60},  # wider than queries
+    "residual_scale": {"residual_scale": 0.3, "embedding_scale": 6, "logit_divisor": 3},
     "expert_groups": {"expert_groups": 4, "groups_per_token": 2, "expert_scale": 2.5},
 }
 SIZES = {"dim": 64, "layers": 2, "heads": 8, "kv_heads": 4, "experts": 8, "window": 20}
@@ -67,7 +68,7 @@ WITH_EXPERTS = expert_families()
 # One of three layouts each by default, in turns, but of families whose blocks are those of others.
 IN_TURN = ("tp 2 · fsdp 2", "tp 2, whole sequences, selective", "ulysses 2, full")
 LIKE_OTHERS = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "olmo2")
-LIKE_OTHERS += ("olmo3", "seed_oss", "qwen3_5_moe")
+LIKE_OTHERS += ("olmo3", "seed_oss", "qwen3_5_moe", "granite")
 ALIKE = {"qwen3_5_moe", "qwen3_next"}  # which differ in their files alone
 ADDED = ((WITH_EXPERTS[0], "pp 2"),)  # a rank adds up whole gradients of experts, which are most of the model
 

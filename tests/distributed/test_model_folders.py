@@ -183,6 +183,8 @@ MORE += [
     ("qwen2", "windows", RING, {}),
     ("olmo3", "odd heads, tied", RING, {}),
     ("seed_oss", "every bias", (*TP, *FSDP), {}),
+    ("granite", "every bias", (*TP, *FSDP), {}),
+    ("granite", "odd heads, tied", (*PP, *FSDP), {}),
     ("glm4_moe", "normed, scaled by yarn", (*TP, *FSDP, *EP), {}),
     ("glm4_moe", "odd heads, tied", (*PP, *FSDP), STACKED),
     ("glm4_moe", "normed, scaled by yarn", WHOLE, {}),

@@ -71,6 +71,15 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "odd heads, tied": {**DENSE, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6, "tied": True},
         "every bias": {**DENSE, "num_key_value_heads": 4, "head_dim": 12, "attention_out_bias": True, "mlp_bias": True,
             "rms_norm_eps": 1e-3, "rope_theta": 500.0}},
+    "granite": {
+        "plain": {**DENSE, "embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.2,
+            "logits_scaling": 3.0},
+        "odd heads, tied": {**DENSE, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "head_dim": 10, "attention_multiplier": 0.5, "residual_multiplier": 1.5, "tied": True},
+        "every bias": {**DENSE, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True,
+            "embedding_multiplier": 0.5, "logits_scaling": 0.5, "rms_norm_eps": 1e-3, "rope_theta": 500.0,
+            "max_position_embeddings": 64, "rope": {"rope_type": "linear", "factor": 3.0}},
+    },
     "glm4_moe": {
         "plain": {**GROUPED, "attention_bias": True},
         "odd heads, tied": {**GROUPED, "num_hidden_layers": 2, "hidden_size": 36, "num_attention_heads": 3,

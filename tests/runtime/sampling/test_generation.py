@@ -94,6 +94,7 @@ CACHED = {
     "olmo3": "biased, scaled by yarn",
     "seed_oss": "odd heads, tied",
     "glm4_moe": "odd heads, tied",
+    "granite": "every bias",
     "qwen3_next": "odd heads",
     "qwen3_5": "odd heads, tied",
     "qwen3_5_moe": "odd heads, tied",
