@@ -8,7 +8,8 @@ from xtrain.cli.verb import Refused
 HELP = "download a model, tokenizer or dataset of the hub"
 DESCRIPTION = (
     "Download a repository of the Hugging Face hub into the cache of huggingface_hub, where `hub(…)` in a spec finds "
-    "models and tokenizers. No other command downloads anything."
+    "models and tokenizers: no other command downloads these. A dataset of the source `huggingface` is also downloaded "
+    "when its data is first read."
 )
 EPILOG = """\
 examples:

@@ -4,6 +4,7 @@ Formulas of transformers 5.24 (`optimization.py`, `trainer.py`, `trainer_optimiz
 """
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,20 +46,21 @@ PER_RANK: Final = (
 def names(draft: Draft, key: str, revision: str = "", *, model: bool = True) -> None:
     """Write `model` or `tokenizer` from a folder or repository. key: names it; revision: key of its revision.
 
-    A repository becomes a folder of its name below the working folder, because specs name tokenizers by folders.
+    A name that is no folder of this machine is a repository of the hub, as for transformers.
     """
     name = draft.text(key)
     if not name:
         draft.missing(key, "it is not a folder or a repository")
         return
-    note = ""
+    label, note = value_text(name), ""
     if names_repo(name) and not Path(name).is_dir():
-        at = f" --revision {draft.text(revision)}" if revision and draft.has(revision) else ""
-        note = f"hf download {name}{at} --local-dir {name}"
+        commit = draft.text(revision) if revision and draft.has(revision) else ""
+        label = f"hub({label}, revision = {value_text(commit)})" if commit else f"hub({label})"
+        note = shlex.join(["xtrain", "fetch", name, *(("--revision", commit) if commit else ())])
         draft.downloads.append(note)
     else:
         draft.meaningless(revision, "a folder has no revisions")
-    draft.label("model" if model else "tokenizer", value_text(name), f"{key} {revision}", note if model else "")
+    draft.label("model" if model else "tokenizer", label, f"{key} {revision}", note if model else "")
 
 
 def write_optimizer(

@@ -61,7 +61,7 @@ class Draft:
     ranks: int = 1
     """Least number of ranks that the source's layout needs, where its axes do not say it."""
     downloads: list[str] = Factory(list)
-    """Commands that fetch models and tokenizers."""
+    """Commands that fetch models, tokenizers and files of data."""
     statements: list[tuple[str, str]] = Factory(list)
     """Statements outside of blocks, such as ticks, with their comments."""
     collate: tuple[str, str] | None = None

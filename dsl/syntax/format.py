@@ -18,6 +18,7 @@ from xtrain.dsl.syntax.tree import CLOSERS, OPENERS, SyntaxNode, Token
 _OPERATORS = ("PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW")
 _UNARY_AFTER = frozenset({*OPENERS, *_OPERATORS, "_EQ", "_COLON", "_COMMA", "_ARROW", "_TO", "EVERY"})
 
+_CALLED = ("NAME", "HUB")
 _NO_GAP_BEHIND = ("LPAR", "LSQB", "_DOT", "_TO")
 _NO_GAP_BEFORE = ("RPAR", "RSQB", "_DOT", "_TO", "_COMMA", "_COLON")
 
@@ -176,7 +177,7 @@ class _Printer:
 
     def _is_group(self, place: int) -> bool:
         """Return True if a `(` only groups an expression, where no comma may follow."""
-        return self.tokens[place].type == "LPAR" and self._previous(place) != "NAME"
+        return self.tokens[place].type == "LPAR" and self._previous(place) not in _CALLED
 
 
 def _gap(before: Token, token: Token) -> str:
@@ -186,6 +187,6 @@ def _gap(before: Token, token: Token) -> str:
         return "  "
     if left in _NO_GAP_BEHIND or right in _NO_GAP_BEFORE:
         return ""
-    if (left, right) == ("LBRACE", "RBRACE") or (left == "NAME" and right == "LPAR"):
+    if (left, right) == ("LBRACE", "RBRACE") or (left in _CALLED and right == "LPAR"):
         return ""
     return " "

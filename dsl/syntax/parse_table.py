@@ -13,7 +13,7 @@ from lark.parsers.lalr_analysis import Shift
 
 
 class NoLexer(Lexer):
-    """Placeholder: nothing is parsed here."""
+    """Lexer without tokens: lark takes one to compute the table, which parses nothing."""
 
     def __init__(self, lexer_conf: Any) -> None: ...
 

@@ -96,11 +96,11 @@ def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings
     else:
         found.passed("serve.adapter", f"{serve.adapters} adapters of up to {spec.adapter.resolved().title()}")
     if any(layer.keeps_state for kind in arch.kinds for layer in kind.block.layers()):
-        message = f"the server keeps keys and values in pages, and {arch.family} has layers with a state instead"
+        message = f"the server keeps keys and values in pages, and layers of {arch.family} have a state instead"
         found.fail("serve.states", CODE, "serve", message, "use a family without delta nets")
     for name, value in (("aux_loss", arch.router_aux_loss), ("z_loss", arch.router_z_loss)):
         if arch.is_moe and value > 0:
-            message = "a server adds nothing to the losses of its clients, and routers are not trained"
+            message = "a server adds nothing to the losses of its clients"
             found.fail("serve.losses", CODE, f"model.router.{name}", message, f"use {name} 0")
     if serve.host not in LOOPBACK and serve.key is None:
         message = f"everybody who reaches {serve.host} could use the server, because it needs no key"

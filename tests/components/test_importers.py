@@ -253,6 +253,8 @@ learning_rate: 1e-3
 OTHER_ROWS = [
     ("trl", "num_train_epochs: 1", ["budget = 1 epoch", "micro = 8", "keep = none", "every 500 steps checkpoint"]),
     ("trl", "max_steps: 9", ["budget = 9 steps"]),
+    ("trl", "model_name_or_path: org/name\nmodel_revision: v1",
+     ['model hub("org/name", revision = "v1")', 'tokenizer hub("org/name", revision = "v1")']),
     ("trl", "output_dir: out", ["budget = 3 epochs", "scheduler linear", "sequence = 1024", "activation full"]),
     ("trl", "bf16: true", ["compute = bf16", "!params = bf16"]),
     ("trl", "bf16: true\ndtype: bfloat16", ["params = bf16"]),

@@ -43,6 +43,8 @@ GALLERY = Path(__file__).parent / "gallery"
     ("x = 8Ki", "x = 8Ki\n"),
     ("x = 1GiB", "x = 1 GiB\n"),
     ("on nan (3)  rollback", "on nan(3) rollback\n"),
+    ('model hub ( "a/b",revision="v" ) {}', 'model hub("a/b", revision = "v") {}\n'),
+    ('tokenizer hub(\n"a/b"\n)', 'tokenizer hub(\n  "a/b",\n)\n'),
     ("collate=a->b( 1 )->c", "collate = a -> b(1) -> c\n"),
     ("a = 2 .. 4", "a = 2..4\n"),
     ("a = 2 steps..-n*2", "a = 2 steps..-n * 2\n"),

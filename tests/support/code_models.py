@@ -259,9 +259,10 @@ MARKS = ("packs", "tensor", "stages", "spread", "spread_experts")  # columns of 
 PAGE = Path(__file__).parents[2] / "docs" / "model_types.md"
 HEAD = """# Types of models that transformers computes
 
-Every type of causal language model that transformers {version} has, as a small random model with the type's default
-config; written by `python tests/support/code_models.py --write`. What the columns mean is said in
-[families.md](families.md#any-other-model):
+Every type of causal language model that transformers {version} has, as a small random model; written by `python
+tests/support/code_models.py --write`. The config is the type's default with smaller sizes, for encoders with
+`is_decoder = true`, and with the keys that a few defaults lack. Every row has `code = transformers`, also that of
+a type with a native family. [families.md](families.md#any-other-model) describes such models. The columns:
 
 - **trains**: loss and gradients are those of transformers (loss to 1e-5 and gradients to 1e-4 of the largest in fp32,
   or both to 1e-6 in fp64), and an export without training has the same bytes;

@@ -117,8 +117,10 @@ def test_a_model_of_xtrain_is_one_of_transformers(
 
     experts = ", experts = 3, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
     layers = "" if "layers =" in more else ", layers = 2"
-    heads = "kv_heads = 1, head_dim = 16" if family != "deepseek_v3" else LATENT
-    heads += ", attention_layers = [1]" if "attention_layers" in settings_of(FAMILIES[family]) else ""
+    known = settings_of(FAMILIES[family])
+    width = 16 if "rotary_share" in known else 10
+    heads = f"kv_heads = 1, head_dim = {width}" if family != "deepseek_v3" else LATENT
+    heads += ", attention_layers = [1]" if "attention_layers" in known else ""
     sizes = f"dim = 36{layers}, heads = 3, {heads}, ffn = 40, norm_eps = 1e-3{experts}"
     plan = plan_of(f"{family} {{ {sizes}, rope_theta = 700, tie_embeddings = true{more} }}")
     directory = make_run(plan, tmp_path / "run", tmp_path)
