@@ -9,7 +9,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from xtrain.dsl.schema.model import FAMILIES
-from xtrain.dsl.schema.model_config import CONTEXT, PARTIAL, ROPE_KEYS, ConfigKey, ModelConfig, Rope
+from xtrain.dsl.schema.model_config import AUTO_MAP, CONTEXT, PARTIAL, ROPE_KEYS, ConfigKey, ModelConfig, Rope
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, ParameterSpec, buffers, parameters
@@ -375,14 +375,16 @@ def _code_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
 
 
 def _own_config(family: ModelConfig, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    whole = family.whole
-    if whole is None or config.get("model_type") != whole.model_type:
-        return config
-    names = {"architectures": [family.architectures[0]], "model_type": family.model_type}
-    part = {name: value for name, value in config[whole.part].items() if name not in whole.replaces}
-    return {**{name: config[name] for name in config if name in family.harmless}, **part, **names} | {
-        name: config[name] for name in whole.replaces if name in config
-    }
+    """Return the keys of the family's own model, without those of modeling files, which exports do not have."""
+    whole, kind = family.whole, config.get("model_type")
+    found = dict(config)
+    if whole is not None and kind == whole.model_type:
+        part = {name: value for name, value in config[whole.part].items() if name not in whole.replaces}
+        found = {name: config[name] for name in config if name in family.harmless} | part
+        found |= {name: config[name] for name in whole.replaces if name in config}
+    if kind != family.model_type:
+        found |= {"architectures": [family.architectures[0]], "model_type": family.model_type}
+    return {name: value for name, value in found.items() if name != AUTO_MAP}
 
 
 def with_tokens(config: Mapping[str, Any], begin: int, ends: Sequence[int]) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from xtrain.dsl.schema.family_parts import AUXILIARY, GROUPED_ONLY, GroupedExper
 from xtrain.dsl.schema.model import FAMILIES, attention_biases
 from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
+    AUTO_MAP,
     HARMLESS,
     KEYS,
     ONLY,
     Config,
     ConfigKey,
     ModelConfig,
+    WholeModel,
     WrongKey,
     yarn_magnitude,
 )
@@ -125,10 +127,26 @@ class DeepseekV3(GroupedExpertTransformer, PlannedModel):
         # the auxiliary losses in training, whose weight here is `router { aux_loss }`.
         harmless=HARMLESS
         | {"num_key_value_heads", "head_dim", "qk_head_dim", "ep_size", "num_nextn_predict_layers", "num_mtp_layers"}
-        | AUXILIARY,
+        | AUXILIARY
+        | {AUTO_MAP},
+        aliases=("kimi_k2",),
+        # Kimi K2.5 with images, whose text is a Kimi K2.
+        whole=WholeModel(
+            model_type="kimi_k25",
+            architectures=("Kimi_K25ForConditionalGeneration", "KimiK25ForConditionalGeneration"),
+            part="text_config",
+            replaces=("tie_word_embeddings",),
+            harmless=HARMLESS
+            | {f"{kind}_token_id" for kind in ("image", "video", "vision_start", "vision_end", "media_placeholder")}
+            | {"vision_config", "projection_hidden_size", "projection_layer_norm_eps", "ignore_index"}
+            | {"use_unified_vision_chunk", "video_placeholder", AUTO_MAP},
+        ),
     )
     stored: ClassVar[StoredNames | None] = StoredNames(
-        buffers=("e_score_correction_bias",), further_tokens="eh_proj.weight"
+        buffers=("e_score_correction_bias",),
+        further_tokens="eh_proj.weight",
+        enclosed={"language_model.": "", "model.language_model.": "model."},
+        beside=tuple(f"{start}{part}." for start in ("", "model.") for part in ("vision_tower", "mm_projector")),
     )
 
     def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:

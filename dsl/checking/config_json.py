@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from json.decoder import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from typing import Any, Final
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Remediable, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.model import FAMILIES, ModelFolder
-from xtrain.dsl.schema.model_config import USUAL, WholeModel, is_metadata
+from xtrain.dsl.schema.model_config import USUAL, is_metadata
 from xtrain.lazy_attrs import frozen
 
 MOST_DIGITS: Final = 40  # of a whole number: more than any size has
@@ -208,15 +208,15 @@ def family_of(
     """
     source = _read(folder, label)
     entries = _keys(source)
-    of = {each.config.model_type: name for name, each in FAMILIES.items() if each.config is not None}
+    configs = {name: each.config for name, each in FAMILIES.items() if each.config is not None}
+    of = {kind: name for name, config in configs.items() for kind in config.types}
     entry = entries.get("model_type")
     if chosen and entry is not None and isinstance(entry.value, str):
         return chosen, source, entries
-    for name, each in FAMILIES.items():
-        whole = None if each.config is None else each.config.whole
-        if whole is not None and entry is not None and entry.value == whole.model_type:
-            part = _part_of(whole, name, source, entries, diagnostics)
-            return None if part is None else (name, source, part)
+    wholes = {name: config.whole for name, config in configs.items() if config.whole is not None}
+    parts = [name for name, whole in wholes.items() if entry is not None and entry.value == whole.model_type]
+    if parts:
+        return _part_of(parts, source, entries, diagnostics)
     if entry is not None and isinstance(entry.value, str) and entry.value not in of:
         return FAMILIES.unlisted, source, entries
     if entry is None or not isinstance(entry.value, str):
@@ -233,27 +233,36 @@ def family_of(
 
 
 def _part_of(
-    whole: WholeModel, family: str, source: SourceText, entries: dict[str, ConfigEntry], diagnostics: Diagnostics
-) -> dict[str, ConfigEntry] | None:
-    """Return the keys of the part of a model that belongs to a family; None after reporting that there is none.
+    families: Sequence[str], source: SourceText, entries: dict[str, ConfigEntry], diagnostics: Diagnostics
+) -> tuple[str, SourceText, dict[str, ConfigEntry]] | None:
+    """Return the family, the source and the keys of the part of a model that belongs to one of these families; None
+    after reporting that there is none.
 
     Raises ConfigUnreadable.
     """
-    if not _is_of(whole.architectures, family, source, entries, diagnostics):
+    configs = {name: config for name in families if (config := FAMILIES[name].config) is not None}
+    wholes = {name: config.whole for name, config in configs.items() if config.whole is not None}
+    whole = wholes[families[0]]
+    if not _is_of(whole.architectures, families[0], source, entries, diagnostics):
         return None
-    entry, config = entries.get(whole.part), FAMILIES[family].config
-    assert config is not None
+    entry = entries.get(whole.part)
     if entry is None or not isinstance(entry.value, dict):
         what = f"has no `{whole.part}`" if entry is None else f"has {short_json(entry.value)} as `{whole.part}`"
         place = source.span(0, 1) if entry is None else entry.span
         hint = "use an object with the keys of the text model"
         diagnostics.error("X522", f"{source.path} {what}", place, hint=hint)
         return None
-    kind = entry.value.get("model_type", config.model_type)
-    if kind != config.model_type:
+    kind = entry.value.get("model_type")
+    of: dict[Any, str] = {each: name for name, config in configs.items() for each in config.types}
+    family = of.get(kind) if isinstance(kind, str) else None
+    if kind is None:
+        family = next(name for name, each in wholes.items() if each.unnamed)
+    if family is None:
         message = f"`{whole.part}` of {source.path} is of the model type {short_json(kind)}"
-        diagnostics.error("X521", message, entry.span, hint=f"xtrain has {config.model_type}")
+        hint = f"xtrain has {' and '.join(of)}; `code = transformers` computes others"
+        diagnostics.error("X521", message, entry.span, hint=hint)
         return None
+    whole = wholes[family]
     part = _keys(source, source.text.index("{", entry.span.start))
     of_whole = {name: entries[name] for name in whole.replaces if name in entries}
     understood = {"model_type", whole.part, *whole.replaces}
@@ -270,7 +279,7 @@ def _part_of(
             hint = "set it to null, or give the folder of the text model alone"
             diagnostics.error("X522", f"{message}the model with images", part[name].span, hint=hint)
     part = {name: each for name, each in part.items() if name not in whole.replaces}
-    return {"model_type": entries["model_type"], **part, **of_whole}
+    return family, source, {"model_type": entries["model_type"], **part, **of_whole}
 
 
 def _is_of(

@@ -84,8 +84,10 @@ class Rope:
             needs = f"scaling {self.scaling} needs the number of positions before scaling"
             return "original", needs, "set `original`, such as 8192 for Llama 3.1"
         for low, high in (("low", "high"), ("beta_slow", "beta_fast")):
-            if low in self.reads and getattr(self, low) >= getattr(self, high):
-                found = f"{low} {getattr(self, low):g} is not below {high} {getattr(self, high):g}"
+            least, most = getattr(self, low), getattr(self, high)
+            # The ramp of yarn has a width even if both are equal, as in Kimi K2.
+            if low in self.reads and (least > most or (least == most and low == "low")):
+                found = f"{low} {least:g} is not below {high} {most:g}"
                 return low, found, f"use {low} 1, and {high} {fields_dict(Rope)[high].default:g}"
         if self.limit is not None and sequence > self.limit:
             why = f"scaling dynamic depends on the length of each text beyond original {self.original}"
@@ -236,7 +238,7 @@ class WholeModel:
 
     model_type, architectures: values of these keys of its `config.json`. part: key of the object with the family's
     keys. replaces: keys that override those of the part. null: keys that must be null, because only the part computes
-    with them. harmless: keys that do not affect the part.
+    with them. harmless: keys that do not affect the part. unnamed: a part without `model_type` is of the family.
     """
 
     model_type: str
@@ -245,13 +247,15 @@ class WholeModel:
     replaces: tuple[str, ...] = ()
     null: tuple[str, ...] = ()
     harmless: frozenset[str] = frozenset()
+    unnamed: bool = True
 
 
 @frozen(kw_only=True)
 class ModelConfig:
     """The part of `config.json` that a family supports.
 
-    model_type, architectures: values of these keys; scores: the value of `architectures` if the model has a reward head
+    model_type, architectures: values of these keys; aliases: other model types that compute the same, whose exports are
+    of `model_type`. scores: the value of `architectures` if the model has a reward head
     instead of logits, unless it is the usual one; None: transformers has no such class. keys: keys that determine
     settings. rope_theta: default base of the frequencies. rope_keys: keys of `rope_parameters` or `rope_scaling` that
     determine settings of the family outside `rope { … }`. rope_harmless: keys there that may have any value.
@@ -275,6 +279,12 @@ class ModelConfig:
     heads_divide: bool = False
     scores: str | None = ""
     rope_harmless: frozenset[str] = frozenset()
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Model types that the family computes."""
+        return self.model_type, *self.aliases
 
     @property
     def classifier(self) -> str:
@@ -285,6 +295,7 @@ class ModelConfig:
 
 
 OFF: Final = Only((False, None))
+AUTO_MAP: Final = "auto_map"  # classes of modeling files: harmless to families that compute the same
 NO_DROPOUT: Final = Only((0.0, 0))
 
 

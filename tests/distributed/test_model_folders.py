@@ -115,7 +115,10 @@ def check(ours: Seen, loss: float, theirs: dict[str, np.ndarray], limit: float) 
 
 
 # Beside the model: the loss of routers, which transformers does not add unless it is asked.
-EXPERTS = ("deepseek_v3", "glm4_moe", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_next")
+EXPERTS = (
+    *("deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe", "qwen3_moe"),
+    "qwen3_next",
+)
 SETTINGS: dict[str, str] = dict.fromkeys(EXPERTS, "router { aux_loss = 0 }")
 
 
@@ -184,6 +187,8 @@ MORE += [
     ("olmo3", "odd heads, tied", RING, {}),
     ("seed_oss", "every bias", (*TP, *FSDP), {}),
     ("granite", "every bias", (*TP, *FSDP), {}),
+    ("glm4_moe_lite", "biased, scaled by yarn", (*TP, *FSDP, *EP), {}),
+    ("glm4_moe_lite", "odd heads, tied", (*PP, *FSDP), STACKED),
     ("granite", "odd heads, tied", (*PP, *FSDP), {}),
     ("glm4_moe", "normed, scaled by yarn", (*TP, *FSDP, *EP), {}),
     ("glm4_moe", "odd heads, tied", (*PP, *FSDP), STACKED),

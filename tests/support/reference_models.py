@@ -24,6 +24,7 @@ LATENT = {
     "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3,
     "first_k_dense_replace": 1, "max_position_embeddings": 64,
 }  # fmt: skip
+LITE = {name: value for name, value in LATENT.items() if name != "first_k_dense_replace"}
 GROUPED = {
     **DENSE, "num_hidden_layers": 3, "head_dim": 8, "moe_intermediate_size": 24, "n_routed_experts": 8,
     "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
@@ -155,6 +156,16 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
                 "mscale": 1.0, "mscale_all_dim": 0.7}},
         "one group": {**LATENT, "num_hidden_layers": 2, "q_lora_rank": None, "v_head_dim": 5, "n_group": 1,
             "topk_group": 1, "rope": {"rope_type": "linear", "factor": 3.0}},
+    },
+    "glm4_moe_lite": {
+        "plain": {**LITE, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        "odd heads, tied": {**LITE, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3,
+            "q_lora_rank": None, "v_head_dim": 18, "n_routed_experts": 5, "n_shared_experts": 2, "n_group": 1,
+            "topk_group": 1, "num_experts_per_tok": 2, "mlp_layer_types": ["sparse", "sparse"], "norm_topk_prob": False,
+            "rope_interleave": False, "tied": True},
+        "biased, scaled by yarn": {**LITE, "v_head_dim": 12, "attention_bias": True, "routed_scaling_factor": 1.0,
+            "rms_norm_eps": 1e-3, "mlp_layer_types": ["dense", "dense", "sparse"], "rope": {"rope_type": "yarn",
+                "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 0.7}},
     },
     "mistral": {"plain": {**DENSE, "sliding_window": 7}, "odd heads, tied": {**DENSE, "num_attention_heads": 3,
             "num_key_value_heads": 1, "head_dim": 10, "tied": True, "sliding_window": 16},

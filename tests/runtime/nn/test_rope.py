@@ -20,6 +20,8 @@ SCALED: dict[str, tuple[Rope, dict[str, Any]]] = {
     "yarn, with all settings": (Rope(scaling="yarn", factor=4.0, original=64, beta_fast=8.0, beta_slow=2.0,
             truncate=False, attention_factor=1.3), {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0,
             "beta_slow": 2.0, "truncate": False, "attention_factor": 1.3, **ORIGINAL}),
+    "yarn, equal bounds": (Rope(scaling="yarn", factor=8.0, original=64, beta_fast=1.0, beta_slow=1.0),
+        {"rope_type": "yarn", "factor": 8.0, "beta_fast": 1.0, "beta_slow": 1.0, **ORIGINAL}),
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ LATENT = "q_rank = 14, kv_rank = 12, nope_dim = 6, rope_dim = 4, value_dim = 8, 
 def model_text(family: str) -> str:
     more = ", experts = 4, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
     more += ", window = 7" if "window" in settings_of(FAMILIES[family]) else ""
-    return f"{family} {{ {SIZES}{more}, {LATENT if family == 'deepseek_v3' else 'kv_heads = 2'} }}"
+    return f"{family} {{ {SIZES}{more}, {LATENT if 'kv_rank' in settings_of(FAMILIES[family]) else 'kv_heads = 2'} }}"
 
 
 def taken(author, prompts, count: int, sampling: Sampling = GREEDY) -> list[list[int]]:
@@ -59,7 +59,7 @@ def test_logits_of_the_cache_are_those_of_the_whole_text(family, attention):
     author = generator_of(plan_of(model_text(family).replace(" }", f", attention = {attention} }}")))
     rows, arch = grown(author), author.model.whole.arch
     layers = [layer for at in range(arch.layers) for layer in arch.kind_of(at).block.layers() if layer.attends]
-    if family == "deepseek_v3":
+    if "kv_rank" in arch.own:
         each = len(layers) * 20 * (arch.own["kv_rank"] + arch.own["rope_dim"])
     elif any(layer.keeps_state for layer in layers):
         each = sum(layer.cached(arch, 1, 20, frozenset()) for layer in layers)
@@ -95,6 +95,7 @@ CACHED = {
     "seed_oss": "odd heads, tied",
     "glm4_moe": "odd heads, tied",
     "granite": "every bias",
+    "glm4_moe_lite": "odd heads, tied",
     "qwen3_next": "odd heads",
     "qwen3_5": "odd heads, tied",
     "qwen3_5_moe": "odd heads, tied",

@@ -81,7 +81,7 @@ def test_transformers_gives_the_same_rewards(tmp_path: Path, family: str, caplog
     experts = ", experts = 3, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
     known = settings_of(FAMILIES[family])
     width = 16 if "rotary_share" in known else 10
-    heads = f"kv_heads = 1, head_dim = {width}" if family != "deepseek_v3" else LATENT
+    heads = f"kv_heads = 1, head_dim = {width}" if "kv_rank" not in known else LATENT
     heads += ", attention_layers = [1]" if "attention_layers" in known else ""
     sizes = f"dim = 36, layers = 2, heads = 3, {heads}, ffn = 40, norm_eps = 1e-3{experts}"
     plan = spec_plan(f"{family} {{ {sizes}, rope_theta = 700 }}")

@@ -119,7 +119,7 @@ def test_a_model_of_xtrain_is_one_of_transformers(
     layers = "" if "layers =" in more else ", layers = 2"
     known = settings_of(FAMILIES[family])
     width = 16 if "rotary_share" in known else 10
-    heads = f"kv_heads = 1, head_dim = {width}" if family != "deepseek_v3" else LATENT
+    heads = f"kv_heads = 1, head_dim = {width}" if "kv_rank" not in known else LATENT
     heads += ", attention_layers = [1]" if "attention_layers" in known else ""
     sizes = f"dim = 36{layers}, heads = 3, {heads}, ffn = 40, norm_eps = 1e-3{experts}"
     plan = plan_of(f"{family} {{ {sizes}, rope_theta = 700, tie_embeddings = true{more} }}")
@@ -208,6 +208,36 @@ def test_the_text_of_a_model_with_images_is_a_model(
         of_whole = whole(tokens).logits[:, -1]
     assert ours is not None and (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
     assert (ours - of_whole).abs().max() < 1e-5 * theirs.abs().max()
+
+
+# Family of a part → type, class, and starts of the names of its tensors, and a tensor of another part.
+WHOLES = [
+    ("deepseek_v3", "kimi_k2", "kimi_k25", "KimiK25ForConditionalGeneration", "language_model.", "vision_tower.a"),
+    ("deepseek_v3", None, "kimi_k25", "Kimi_K25ForConditionalGeneration", "model.language_model.", "mm_projector.a"),
+    ("deepseek_v3", "kimi_k2", "", "DeepseekV3ForCausalLM", "", ""),
+]
+
+
+@pytest.mark.parametrize(("family", "kind", "whole", "architecture", "start", "other"), WHOLES)
+def test_the_text_of_another_type_is_exported_as_its_family(
+    tmp_path: Path, family: str, kind: str | None, whole: str, architecture: str, start: str, other: str
+):
+    """As published folders name types, classes and tensors, some with modeling files."""
+    make(family, "plain", tmp_path / "text")
+    before, own = stored(tmp_path / "text"), config_of(tmp_path / "text")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    text = {**own, "model_type": kind, "auto_map": {"AutoConfig": "own.Config"}}
+    config = text if not whole else {"model_type": whole, "text_config": text, "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+    joined = "" if start != "model.language_model." else "model."  # the head is beside the model
+    named = {f"{start}{name.removeprefix(joined)}" if name != "lm_head.weight" or not joined else name: value
+             for name, value in before.items()}  # fmt: skip
+    save_file({**named, **({other: torch.ones(2)} if other else {})}, folder / "model.safetensors")
+    exported(folder, tmp_path / "out")
+    after = stored(tmp_path / "out")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert config_of(tmp_path / "out") == {**own, **({"tie_word_embeddings": False} if whole else {})}
 
 
 def test_a_snapshot_of_the_hub_is_exported_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
