@@ -375,7 +375,7 @@ def _code_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
 
 
 def _own_config(family: ModelConfig, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keys of the family's own model, without those of modeling files, which exports do not have."""
+    """Return the keys of the family's own model, without classes of modeling files, which exports do not have."""
     whole, kind = family.whole, config.get("model_type")
     found = dict(config)
     if whole is not None and kind == whole.model_type:
