@@ -1,18 +1,24 @@
 """`define` and `frozen` behave like those of attrs, and generate nothing before a class is used."""
 
 import copy
+import os
 import pickle
+import pkgutil
+import signal
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cached_property
-from threading import Barrier
+from importlib import import_module
+from threading import Barrier, Event, Thread
+from typing import Any
 
 import attrs
 import pytest
 from attrs import evolve, field
 from attrs.exceptions import FrozenInstanceError
 
+import xtrain
 from xtrain import lazy_attrs
 from xtrain.lazy_attrs import define, frozen
 
@@ -161,3 +167,120 @@ def test_threads_may_be_the_first_to_use_a_class_at_once(turn):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(use, range(8)))
+
+
+def test_objects_have_no_attributes_but_fields():
+    """Like objects with slots; those of subclasses that attrs does not make have others."""
+
+    @define
+    class Base:
+        count: int = field(converter=int)
+
+        @property
+        def twice(self) -> int:
+            return 2 * self.count
+
+        @twice.setter
+        def twice(self, value: int) -> None:
+            self.count = value // 2
+
+    @define
+    class Derived(Base):
+        name: str = ""
+
+    class Other(Base):
+        pass
+
+    class Plain:
+        pass
+
+    @define
+    class Mixed(Plain):
+        name: str = ""
+
+    for one in (Base(1), Derived(1)):
+        with pytest.raises(AttributeError, match="has no field `cuont`"):
+            one.cuont = 2
+        one.count = "3"
+        assert one.count == 3
+        one.twice = 8
+        assert one.count == 4 and vars(one).keys() <= {"count", "name"}
+    Other(1).cuont = Mixed().cuont = 2
+
+
+@pytest.mark.parametrize("declare", [define, frozen])
+def test_objects_that_no_call_has_made_take_no_other_values(declare):
+    @declare
+    class Fresh:
+        name: str
+
+    fresh = Fresh.__new__(Fresh)
+    vars(fresh).update(name="a")
+    match fresh:
+        case Fresh(name):
+            assert name == "a"
+    base, _ = declared(declare)
+    other = base.__new__(base)
+    with pytest.raises(AttributeError):
+        other.third = 1
+    with pytest.raises(FrozenInstanceError) if declare is frozen else nullcontext():
+        other.first = 1
+    _, derived = declared(declare)
+    with pytest.raises(AttributeError):
+        del derived.__new__(derived).first
+
+
+def test_a_property_hides_no_field_that_a_base_annotates():
+    class Contract(ABC):
+        rows: int
+
+    class Counted(Contract):
+        @property
+        def rows(self) -> int:
+            return 3
+
+    @frozen
+    class Source(Counted):
+        name: str
+
+    assert not is_built(Source) and Source("a").rows == 3
+
+
+def test_a_child_process_builds_classes_while_a_thread_of_its_parent_does():
+    inside, leave = Event(), Event()
+
+    def hold():
+        with lazy_attrs._BUILDING:
+            inside.set()
+            leave.wait(0.2)
+
+    thread = Thread(target=hold)
+    thread.start()
+    inside.wait()
+    if not (child := os.fork()):
+        signal.alarm(10)
+        os._exit(declared(frozen)[1](1).first - 1)
+    leave.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_all_classes_of_the_product_can_be_built():
+    """With all methods: attrs reports a wrong order of fields where it generates them."""
+    built = 0
+    for module in pkgutil.walk_packages(xtrain.__path__, "xtrain."):
+        if module.name.startswith("xtrain.tests") or module.name.endswith("__main__"):
+            continue
+        with suppress(ImportError):  # of packages that are not installed
+            for cls in vars(import_module(module.name)).values():
+                if not isinstance(cls, type) or cls.__module__ != module.name or "__attrs_attrs__" not in vars(cls):
+                    continue
+                assert isinstance(cls.__match_args__, tuple) and is_built(cls), cls
+                for name, others in (("__eq__", [None]), ("__repr__", [])):
+                    method: Any = vars(cls).get(name)
+                    if stub := getattr(method, "__globals__", None) is vars(lazy_attrs):
+                        with suppress(AttributeError):
+                            method(None, *others)
+                        assert vars(cls)[name] is not method
+                    built += stub
+    assert built > 450

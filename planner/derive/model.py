@@ -354,7 +354,7 @@ def _grown(spec: Spec, size: int, reasons: dict[str, str], found: Findings) -> i
     settings, diagnostics = settings_in_folder(spec.model.folder.path, code=spec.model.code)
     if diagnostics.has_errors:  # the file changed since the spec was read
         error = diagnostics.errors[0]
-        found.fail("data.vocab", error.code, "model.folder", error.message, error.hint)
+        found.fail("data.vocab", error.code, "model.folder", error.message, error.hint or "compile the spec again")
         return size
     stored = settings["vocab"]
     new = max(0, size - stored)
