@@ -4,9 +4,10 @@ import copy
 import json
 import multiprocessing
 import pickle
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from xtrain.runtime.inspect.small_model import POSITIONS, by_kernels, ids_of, ke
 from xtrain.runtime.nn.axes import Axes, TensorAxis
 from xtrain.runtime.nn.code_tensor import cut_layer, local_parameters
 from xtrain.runtime.nn.layers import Linear
-from xtrain.runtime.nn.model_code import CodeModel, UnknownCode
+from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, executed_packages, open_package
 
 LONGEST: Final = 300  # seconds of a measurement on two ranks
 ROUNDING: Final = 1e-10  # of gradients in fp64, relative to the largest
@@ -197,14 +198,16 @@ def _with_gradients(code: CodeModel, weights_BSD: Tensor, rows: int) -> CodeMode
 
 def _on_two_ranks(compare: Callable[[int], list[str]]) -> list[str] | None:
     """Return the result of a function of the rank on two processes, which are connected by gloo; None if it raises an
-    error on one of them. Raises UnknownCode if they do not finish."""
+    error on one of them, or cannot be sent to them. Raises UnknownCode if it was not computed."""
     # Of a fork of this process, whose autograd has threads where torch is built for CUDA, no backward returns.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    # As bytes: multiprocessing sends a file descriptor for each tensor, and no more than 256.
-    content = pickle.dumps(compare)
+    try:  # as bytes: multiprocessing sends a file descriptor for each tensor, and no more than 256
+        content = pickle.dumps(compare)
+    except (pickle.PicklingError, AttributeError, TypeError):  # functions that a model has made
+        return None
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [context.Process(target=_rank, args=(rank, folder, content)) for rank in range(2)]
+        ranks = [context.Process(target=_rank, args=(n, folder, content, executed_packages())) for n in range(2)]
         for rank in ranks:
             rank.start()
         for rank in ranks:
@@ -212,21 +215,34 @@ def _on_two_ranks(compare: Callable[[int], list[str]]) -> list[str] | None:
         slow = all(rank.is_alive() for rank in ranks)
         for rank in ranks:
             rank.kill()
+            rank.join()
         if slow:
             message = f"two ranks did not finish a small model of its kind within {LONGEST} s"
             raise UnknownCode(message, "try again when the machine is less busy")
-        if any(rank.exitcode != 0 for rank in ranks):
+        files = [path for n in range(2) if (path := Path(folder) / f"{n}.json").exists()]
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+        if None in found:
             return None
-        return json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
+        if len(found) < len(ranks):
+            codes = " and ".join(str(rank.exitcode) for rank in ranks)
+            message = f"two ranks did not compute a small model of its kind: they ended with the exit codes {codes}"
+            raise UnknownCode(message, "try again with more free memory")
+        return found[0]
 
 
-def _rank(rank: int, folder: str, content: bytes) -> None:
+def _rank(rank: int, folder: str, content: bytes, packages: Mapping[str, str]) -> None:
+    """Write the result of a rank, or null if it raises an error; its processes then lose their connection."""
+    sys.dont_write_bytecode = True
+    for package, path in packages.items():
+        open_package(package, path)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    found = pickle.loads(content)(rank)
-    if rank == 0:
-        (Path(folder) / "result.json").write_text(json.dumps(found), encoding="utf-8")
-    dist.destroy_process_group()
+    compare, found = pickle.loads(content), None
+    with suppress(Exception):
+        found = compare(rank)
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    if found is not None:
+        dist.destroy_process_group()
 
 
 def _computed(mine: CodeModel, axes: Axes, row: Tensor, weights_BSD: Tensor, *, kernels: bool) -> Tensor:

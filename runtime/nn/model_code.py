@@ -164,9 +164,7 @@ def execute_files(content: Mapping[str, Any], folder: Path) -> None:
             message = f"the model is computed with transformers, which cannot be imported: {error}"
             raise UnknownCode(message, "pip install 'xtrain[transformers]'") from error
         package, kind = f"{EXECUTED}{source_digest(str(folder))}", str(content.get("model_type"))
-        if package not in sys.modules:
-            sys.modules[package] = ModuleType(package)
-            sys.modules[package].__path__ = [str(folder.absolute())]
+        open_package(package, str(folder.absolute()))
         own = {name: _executed(package, str(names[name]), folder, hint) for name in MAPPED if name in names}
         try:
             config = own.get("AutoConfig") or CONFIG_MAPPING[kind]
@@ -180,6 +178,19 @@ def execute_files(content: Mapping[str, Any], folder: Path) -> None:
 
 EXECUTED: Final = "xtrain_modeling_files_"  # name of their package, before their digest
 MAPPED: Final = ("AutoConfig", "AutoModelForCausalLM")
+
+
+def open_package(package: str, folder: str) -> None:
+    """Let the modeling files of a folder be imported as modules of a package."""
+    if package not in sys.modules:
+        sys.modules[package] = ModuleType(package)
+        sys.modules[package].__path__ = [folder]
+
+
+def executed_packages() -> dict[str, str]:
+    """Return the packages of modeling files that this process has executed, with their folders."""
+    named = ((name, module) for name, module in sys.modules.items() if name.startswith(EXECUTED) and "." not in name)
+    return {name: module.__path__[0] for name, module in named}
 
 
 def _executed(package: str, name: str, folder: Path, hint: str) -> Any:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -21,6 +22,7 @@ from xtrain.runtime.feed.microbatch import IGNORE_INDEX
 from xtrain.runtime.inspect.code_ranks import _on_two_ranks
 from xtrain.runtime.inspect.trace import trace_plan
 from xtrain.runtime.nn.code_transformer import CodeTransformer
+from xtrain.runtime.nn.model_code import UnknownCode
 from xtrain.runtime.sampling.text_generator import Prompts
 from xtrain.runtime.store.adapter_export import export_of
 
@@ -182,6 +184,16 @@ def test_what_is_generated_for_a_server_and_for_rollouts(kind: str, text: str, r
 def test_a_model_of_many_tensors_is_measured_on_two_ranks():
     many = [torch.zeros(1) for _ in range(300)]
     assert _on_two_ranks(partial(dict.get, {0: ["same"], 1: ["same"], "more": many})) == ["same"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("compare", [partial(dict.__getitem__, {0: ["same"]}), lambda rank: ["same"]])
+def test_ranks_that_raise_an_error_confirm_nothing(compare: Any):
+    assert _on_two_ranks(compare) is None
+
+
+def test_ranks_that_are_killed_have_not_measured():
+    with pytest.raises(UnknownCode, match="exit codes 0 and 1"):
+        _on_two_ranks(os._exit)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("kind", "text"), [

@@ -66,11 +66,11 @@ class Layer(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.norm, self.attention = Scale(config.hidden_size), Attention(config)
-        self.up, self.down = nn.Linear(config.hidden_size, 64), nn.Linear(64, config.hidden_size)
+        self.up_proj, self.down_proj = nn.Linear(config.hidden_size, 64), nn.Linear(64, config.hidden_size)
 
     def forward(self, x):
         x = x + self.attention(self.norm(x))
-        return x + self.down(torch.relu(self.up(x)))
+        return x + self.down_proj(torch.relu(self.up_proj(x)))
 
 
 class TinyForCausalLM(PreTrainedModel):
@@ -212,7 +212,7 @@ def test_losses_and_exports_are_those_of_the_files(folder: Path, tmp_path: Path,
     (folder / "config.json").write_text(json.dumps({"model_type": "tiny_remote", "auto_map": NAMES}))
     plan = plan_of(f'"{folder}" {{ code = remote }}', params="fp64")
     code = plan.architecture.own["code"]
-    assert code["packs"] and code["spread"] and code["caches"] == "kernels" and code["stages"]
+    assert code["tensor"] and code["packs"] and code["spread"] and code["caches"] == "kernels" and code["stages"]
     ours, batch = built(plan).whole, rows(260)
     torch.testing.assert_close(ours(None, batch).sum(), theirs(model.double().eval(), batch), rtol=1e-9, atol=0)
     save(plan, make_run(plan, tmp_path / "run", tmp_path), read(plan))
