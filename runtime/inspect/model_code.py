@@ -232,11 +232,33 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
     if (longest := _longest(code)) is not None and longest < POSITIONS:
         message = f"{code.title} has a table of {longest} positions, and {POSITIONS} are needed to measure it"
         raise UnknownCode(message, "use another model")
+    ends = {theirs: ours for theirs, ours in code.names.items() if not ours.startswith("layers.")}
+    shapes = code.model.state_dict()
+    if saved_ends := ends.keys() & dict(code.model.named_buffers()).keys():
+        raise UnknownCode(f"{code.title} saves `{min(saved_ends)}`, which is not trained", "use another model")
+    whole = whole_class_of(content)
+    if whole is None:
+        stored, others = stored_parts(code.model, code.names)
+    else:
+        with torch.device("meta"):
+            model = build_class(whole, whole_config_of(content))
+        stored, others = stored_parts(model, language_names(model, code))
     tiny = small(config.to_dict(), code.model)
     if tiny is None:
         raise UnknownCode(
             f"no small model of {code.title} could be built to measure what it computes", "use another model"
         )
+    if (buffer := wrong_buffer(tiny)) is not None:
+        raise UnknownCode(
+            f"`{buffer}` of {code.title} is in no file, and cannot be computed again", "use another model"
+        )
+    if sees_later(tiny):
+        raise UnknownCode(
+            f"{code.title} with this config sees later tokens: it predicts no next token", "use another model"
+        )
+    logits = measured_logits(tiny)
+    if logits is None:
+        raise UnknownCode(f"the logits of {code.title} are no product of its head", "use another model")
     kernels = attends_by_kernels(tiny)
     routed, small_routed = experts_of(code), experts_of(tiny)
     if routed is not None and (small_routed is None or not computes_experts(tiny, small_routed)):
@@ -270,28 +292,6 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
                 "costs": {_name_of(format): costs[format][layers[0]] for format in FORMATS},
             }
         )
-    if (buffer := wrong_buffer(tiny)) is not None:
-        raise UnknownCode(
-            f"`{buffer}` of {code.title} is in no file, and cannot be computed again", "use another model"
-        )
-    if sees_later(tiny):
-        raise UnknownCode(
-            f"{code.title} with this config sees later tokens: it predicts no next token", "use another model"
-        )
-    logits = measured_logits(tiny)
-    if logits is None:
-        raise UnknownCode(f"the logits of {code.title} are no product of its head", "use another model")
-    ends = {theirs: ours for theirs, ours in code.names.items() if not ours.startswith("layers.")}
-    shapes = code.model.state_dict()
-    if saved_ends := ends.keys() & dict(code.model.named_buffers()).keys():
-        raise UnknownCode(f"{code.title} saves `{min(saved_ends)}`, which is not trained", "use another model")
-    whole = whole_class_of(content)
-    if whole is None:
-        stored, others = stored_parts(code.model, code.names)
-    else:
-        with torch.device("meta"):
-            model = build_class(whole, whole_config_of(content))
-        stored, others = stored_parts(model, language_names(model, code))
     heads = counted(config, ("num_attention_heads", "num_heads"))
     attention = {
         "heads": heads,

@@ -258,15 +258,10 @@ def keeps_documents_apart(code: CodeModel, *, kernels: bool) -> bool:
 
 @torch.no_grad()
 def wrong_buffer(code: CodeModel) -> str | None:
-    """Return a buffer that no file has and that `compute_buffers` does not compute as the class of the model does."""
+    """Return a buffer that no file has and that `fill_buffers` does not compute as the class of the model does."""
     copied = CodeModel(copy.deepcopy(code.model))
-    for tensor in (*copied.model.parameters(), *copied.model.buffers()):
-        tensor._is_hf_initialized = True
     before = dict(code.model.named_buffers())
-    for module in copied.model.modules():
-        for name in module._non_persistent_buffers_set:
-            setattr(module, name, torch.zeros_like(module.get_buffer(name)))
-    copied.compute_buffers()
+    copied.fill_buffers(copied.model, {})
     return next((name for name, each in copied.model.named_buffers() if not torch.equal(each, before[name])), None)
 
 

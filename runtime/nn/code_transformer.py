@@ -305,17 +305,10 @@ class CodeTransformer(Transformer):
         self.training = mode
         return self
 
-    @torch.no_grad()
     def fill_buffers(self) -> None:
-        """Compute the buffers that no checkpoint has, such as frequencies of rotary positions, in their own formats."""
+        """Compute the buffers that no checkpoint has, in their own formats; set the others to 0."""
         super().fill_buffers()
-        for tensor in (*self.parameters(), *self.buffers()):
-            tensor._is_hf_initialized = True  # type: ignore[attr-defined]
-        for module in self.modules():
-            for name in module._non_persistent_buffers_set:
-                buffer = module.get_buffer(name)
-                setattr(module, name, torch.zeros_like(buffer, dtype=self._formats[module, name]))
-        self.code.compute_buffers()
+        self.code.fill_buffers(self, self._formats)
 
     @property
     def drawable(self) -> Set[str]:

@@ -360,10 +360,19 @@ class CodeModel:
         return frozenset({*own, *(inspect.signature(self.trunk.forward).parameters if passes else ())})
 
     @torch.no_grad()
-    def compute_buffers(self) -> None:
+    def fill_buffers(self, root: nn.Module, formats: Mapping[tuple[nn.Module, str], torch.dtype]) -> None:
         """Compute the buffers that no file has, such as frequencies of rotary positions, as transformers does where it
         loads weights: it leaves tensors alone that are marked `_is_hf_initialized`. A module may fill buffers of
-        modules inside it."""
+        modules inside it.
+
+        root: the model, or this rank's part of it. formats: of buffers whose format may have changed.
+        """
+        for tensor in (*root.parameters(), *root.buffers()):
+            tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+        for module in root.modules():
+            for name in module._non_persistent_buffers_set:
+                buffer = module.get_buffer(name)
+                setattr(module, name, torch.zeros_like(buffer, dtype=formats.get((module, name))))
         for module in self.model.modules():
             if any(each._non_persistent_buffers_set for each in module.modules()):
                 self.model._init_weights(module)
