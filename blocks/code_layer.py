@@ -3,7 +3,7 @@
 Sizes in a description are polynomials [c0, c1, c2] of the positions S of a row, in bytes, for one row.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -80,9 +80,11 @@ class CodeLayer(Layer):
     def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int:
         if arch.own["code"]["caches"] != "kernels":
             return 0
-        (own,) = (op["attention"] for op in self._described(arch)["costs"]["float32"] if "attention" in op)
+        described = self._described(arch)
+        ops = divided(described["costs"]["float32"], _ways(described))
+        ((own, parts),) = ((op["attention"], tp if is_cut else 1) for op, _, _, is_cut in ops if "attention" in op)
         seen = positions if own["window"] is None else min(positions, own["window"])
-        return 2 * own["kv_heads"] // tp * own["head_dim"] * seen
+        return 2 * own["kv_heads"] // parts * own["head_dim"] * seen
 
     def shared(self, arch: Architecture, rows: int, sequence: int, width: int) -> int:
         format, times = TRACES[width]
@@ -90,23 +92,39 @@ class CodeLayer(Layer):
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         described = self._described(on.resolved.architecture)
-        matrices = (each for each in described["parameters"] if "cut" in each and each.get("linear"))
-        ways = {each["name"]: (each["cut"], each.get("joins", False)) for each in matrices}
-        return trace_described(on, x, described["costs"], ways if on.axes.tensor else {})
+        return trace_described(on, x, described["costs"], _ways(described) if on.axes.tensor else {})
 
     def _described(self, arch: Architecture) -> Mapping[str, Any]:
         return arch.own["code"]["kinds"][self.kind]
 
 
-def trace_described(
-    on: "Tracer", x: TracedTensor, costs: Mapping[str, Any], ways: Mapping[str, tuple[str, bool]]
-) -> TracedTensor:
-    """Record the operations of a description; return the last one's first result. costs: operations by number format.
-    ways: as of `_LayerTrace`."""
+Ways = Mapping[str, tuple[str, bool]]
+"""Matrix → how tensor parallelism cuts it, and whether its outputs or inputs are whole on every rank."""
+
+
+def _ways(described: Mapping[str, Any]) -> Ways:
+    matrices = (each for each in described["parameters"] if "cut" in each and each.get("linear"))
+    return {each["name"]: (each["cut"], each.get("joins", False)) for each in matrices}
+
+
+def divided(ops: Iterable[Mapping[str, Any]], ways: Ways) -> Iterator[tuple[Mapping[str, Any], str, bool, bool]]:
+    """Yield each operation of a description with the way of its matrix, and whether features of its results are
+    divided over tensor-parallel ranks, before they are gathered if these are whole on every rank."""
+    cut = set[int]()
+    for op in ops:
+        way, joins = next((ways[name] for name in op["parameters"] if name in ways), ("", False))
+        is_cut = way == "column" or (not way and not cut.isdisjoint(op["inputs"]))
+        if is_cut and not joins:
+            cut.update(number for number, *_ in op["new"])
+        yield op, way, joins, is_cut
+
+
+def trace_described(on: "Tracer", x: TracedTensor, costs: Mapping[str, Any], ways: Ways) -> TracedTensor:
+    """Record the operations of a description; return the last one's first result. costs: by number format."""
     format, times = TRACES[on.local.width]
-    trace, out = _LayerTrace(on, times, ways, {0: x}), x
-    for op in costs[format]:
-        out = trace.record(op)
+    trace, out = _LayerTrace(on, times, {0: x}), x
+    for operation in divided(costs[format], ways):
+        out = trace.record(*operation)
     return out
 
 
@@ -130,38 +148,31 @@ def _gate(kept: float) -> Gate:
 class _LayerTrace:
     """Trace of a layer from the operations of its description.
 
-    times: factor of sizes in the description's format. ways: matrix → how tensor parallelism cuts it, and
-    whether its outputs or inputs are whole on every rank. tensors: by their numbers. cut: numbers of tensors whose
-    features are divided over tensor-parallel ranks. entered: whole inputs of cut matrices.
+    times: factor of sizes in the description's format. tensors: by their numbers. entered: whole inputs of cut
+    matrices.
     """
 
     on: "Tracer"
     times: int
-    ways: Mapping[str, tuple[str, bool]]
     tensors: dict[int, TracedTensor]
-    cut: set[int] = field(factory=set)
     entered: dict[int, TracedTensor] = field(factory=dict)
 
-    def record(self, op: Mapping[str, Any]) -> TracedTensor:
-        """Record one operation of the description; return its first result."""
-        way, joins = next((self.ways[name] for name in op["parameters"] if name in self.ways), ("", False))
-        new = [number for number, *_ in op["new"]]
-        if way == "column" or (not way and not self.cut.isdisjoint(op["inputs"])):
-            self.cut.update(new)
+    def record(self, op: Mapping[str, Any], way: str, joins: bool, is_cut: bool) -> TracedTensor:
+        """Record one operation of the description, as `divided` yields it; return its first result."""
+        number, *size = op["new"][0]
         inputs = {number: self._input(number, way, joins) for number in op["inputs"] if number in self.tensors}
-        parts = self.on.resolved.size("tp") if way or new[0] in self.cut else 1
+        parts = self.on.resolved.size("tp") if way or is_cut else 1
         if "experts" in op:
             out = self._experts(*inputs.values())
         elif "attention" in op:
             out = self._attention(op["attention"], list(inputs.values()), parts)
         else:
-            out = self._op(op, inputs, parts)
+            out = self._op(op, inputs, parts, parts if is_cut else 1)
         if way == "row":
             out = self._summed(out)
         elif joins:
-            out = self._joined(out, self._size(op["new"][0][1:]))
-            self.cut.difference_update(new)
-        self.tensors[new[0]] = out
+            out = self._joined(out, self._size(size))
+        self.tensors[number] = out
         return out
 
     def _input(self, number: int, way: str, joins: bool) -> TracedTensor:
@@ -174,11 +185,10 @@ class _LayerTrace:
             return self.entered[number]
         return self.on.ops.op(x, makes=x.gradient // self.on.resolved.size("tp")) if way and joins else x
 
-    def _op(self, op: Mapping[str, Any], inputs: Mapping[int, TracedTensor], parts: int) -> TracedTensor:
-        """Record an operation. parts: ranks that its FLOPs are divided over, and its results if these are cut."""
+    def _op(self, op: Mapping[str, Any], inputs: Mapping[int, TracedTensor], parts: int, made: int) -> TracedTensor:
+        """Record an operation. parts: ranks that its FLOPs are divided over. made: ranks that its results are."""
         on = self.on
         (number, *first), *others = op["new"]
-        made = parts if number in self.cut else 1
         known = {**self.tensors, **inputs}
         unpacked = sum(on.unpacked(name, prod(on.shapes[name])) for name in op["parameters"])
         there, back = map(self._size, op.get("scratch", ((0, 0, 0), (0, 0, 0))))

@@ -16,6 +16,7 @@ from code_models import SINGLE, built, differences, inspect_here, make, plan_for
 from reference_models import make as make_native
 from small_runs import SPEC, make_run, plan_of, read, save
 
+from xtrain.blocks.block import block_of
 from xtrain.dsl.checking import model_code
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX
@@ -206,6 +207,16 @@ def test_a_plan_says_how_texts_are_continued(kind: str, text: str, tmp_path: Pat
     plan = plan_for(tmp_path, more=f'on finish generate {{ prompts = ["abc"], tokens = 60 }}\n{SINGLE}')
     (node,) = (node for node in plan.nodes if node.op == "tick.generate")
     assert text in node.does
+
+
+@pytest.mark.parametrize(("kind", "parts"), [("gemma2", 2), ("phi3", 1), ("olmo3", 1)])
+def test_ranks_keep_all_heads_of_gathered_keys(kind: str, parts: int, tmp_path: Path):
+    make(kind, tmp_path)
+    arch = plan_for(tmp_path).architecture
+    assert arch.own["code"]["tensor"]
+    for layer in block_of(arch.kind_of(0)).layers():
+        alone, of_two = (layer.cached(arch, tp, 10, set()) for tp in (1, 2))
+        assert alone == parts * of_two > 0
 
 
 PAIRS = """experiment small {{ budget = 4 steps }}
