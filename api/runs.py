@@ -1,6 +1,5 @@
 """Runs from Python: begin them, follow them, and read what they have written."""
 
-import math
 import signal
 import subprocess
 import sys
@@ -9,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from xtrain.runtime.store.checkpoints import CheckpointEntry
 
 LAST_LINES: Final = 40
-CURVE: Final = (480, 120)
 
 
 class RunFailed(RuntimeError):
@@ -150,16 +147,10 @@ class Run:
             self._launched.process.send_signal(signal.SIGTERM)
 
     def _repr_html_(self) -> str:
-        state = self.state
-        steps = f" of {state.steps}" if state.steps else ""
-        loss = "" if state.loss is None else f" · loss {state.loss:.4f}"
-        head = f"<b>{escape(self.directory.name)}</b> {escape(state.status)} · step {state.step}{steps}{loss}"
-        losses = [
-            (row["step"], row["loss"])
-            for row in self.metrics()
-            if isinstance(row.get("loss"), float) and isinstance(row.get("step"), int)
-        ]
-        return f"<div>{head}<br>{_curve(losses)}</div>"
+        from xtrain.tui.report.content import report_of
+        from xtrain.tui.report.page import fragment
+
+        return fragment(report_of([self.directory]))
 
 
 def start(plan: str, *, wait: bool, show: bool) -> Run:
@@ -251,19 +242,3 @@ class _Launched:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.errors.append(line.decode(errors="replace"))
-
-
-def _curve(points: list[tuple[int, float]]) -> str:
-    """Return losses by step as an SVG line; empty for fewer than two points."""
-    points = [(step, loss) for step, loss in points if math.isfinite(loss)]
-    if len(points) < 2:
-        return ""
-    (width, height), (steps, losses) = CURVE, zip(*points, strict=True)
-    low, high, first, last = min(losses), max(losses), steps[0], steps[-1]
-    across, up = width / max(last - first, 1), height / ((high - low) or 1)
-    line = " ".join(f"{(step - first) * across:.1f},{(high - loss) * up:.1f}" for step, loss in points)
-    return (
-        f'<svg width="{width}" height="{height}" viewBox="-4 -4 {width + 8} {height + 8}" role="img">'
-        f"<title>loss {high:.4g} to {low:.4g}, steps {first} to {last}</title>"
-        f'<polyline fill="none" stroke="#3377bb" stroke-width="1.5" points="{line}"/></svg>'
-    )

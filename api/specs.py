@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from html import escape
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final
@@ -18,9 +17,9 @@ from xtrain.plan.plan import Plan
 from xtrain.plan.serialise import dumps, signed
 from xtrain.planner.load import check_loaded, is_saved, plan_from_path
 from xtrain.planner.review.page import parts_of, render
+from xtrain.regular_files import MOST_JSON, read_regular, reason_of
 
 NOT_PLAIN: Final = object()
-PRE = '<pre style="line-height: 1.25; font-size: 0.85em">{}</pre>'
 
 
 class SpecWarning(UserWarning):
@@ -70,6 +69,15 @@ class LoadedSpec:
         """Plan and train: see `ReviewedPlan.run`."""
         return self.plan(world).run(wait=wait, show=show)
 
+    def _repr_html_(self) -> str:
+        from xtrain.tui.report.page import titled
+
+        try:
+            text = read_regular(self.path, MOST_JSON).decode("utf-8", "replace")
+        except OSError as error:
+            text = f"{self.path} cannot be read: {reason_of(error)}"
+        return titled(str(self.path), [("set", each) for each in self.sets], text)
+
 
 @frozen
 class ReviewedPlan:
@@ -109,7 +117,11 @@ class ReviewedPlan:
         return start(dumps(self.content), wait=wait, show=show)
 
     def _repr_html_(self) -> str:
-        return PRE.format(escape(str(self)))
+        from xtrain.tui.report.page import titled
+
+        plan = self.content
+        facts = {"plan": plan.id, "experiment": plan.config_id, "ranks": plan.mesh.world_size}
+        return titled(plan.name, facts.items(), str(self))
 
 
 def _spelled(name: str, value: Any) -> str:

@@ -22,7 +22,7 @@ GROUPS = {
     "write a spec": ("init", "import", "fetch", "check", "fmt", "lsp", "docs", "explain", "schema", "completion"),
     "look before you run": ("plan", "diff", "data", "doctor"),
     "train": ("run", "launch", "sweep", "serve", "find-lr"),
-    "watch": ("runs", "watch", "control", "fit-law"),
+    "watch": ("runs", "watch", "report", "control", "fit-law"),
     "use what was trained": ("checkpoint", "generate", "export", "merge"),
 }
 VERBS: tuple[str, ...] = tuple(verb for verbs in GROUPS.values() for verb in verbs)

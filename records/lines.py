@@ -93,6 +93,8 @@ class UnknownEvent(Event, tag=""):
 NON_FINITE: Final = frozenset({"nan", "inf", "-inf"})
 _NO_DEFAULT: Final = object()
 _OBJECTS: Final = msgspec.json.Decoder(dict[str, Any])
+# msgspec cannot compare a key that holds half of a character with the names of fields.
+_OTHER_TYPE: Final = (msgspec.ValidationError, UnicodeEncodeError)
 _DAMAGED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -197,7 +199,7 @@ def read(kind: type[AnyRecord], found: dict[str, Any]) -> AnyRecord:
     if "time" in found:
         try:
             record = msgspec.convert(found, kind)
-        except msgspec.ValidationError:
+        except _OTHER_TYPE:
             return _read_by_key(kind, found)
         if unknown := {key: value for key, value in found.items() if key not in _keys(kind)}:
             record.rest = unknown
@@ -223,7 +225,7 @@ def _read_by_key(kind: type[AnyRecord], found: dict[str, Any]) -> AnyRecord:
         if key in found:
             try:
                 values[name] = _as_type(type_, found[key])
-            except (msgspec.ValidationError, OverflowError):
+            except (*_OTHER_TYPE, OverflowError):
                 rest[key] = found[key]
     return kind(**values, rest=rest)
 
@@ -248,7 +250,7 @@ def _as_type(type_: Any, value: Any) -> Any:
     """Convert a value to a field's type, dropping items of other types. Raises ValidationError."""
     try:
         return msgspec.convert(value, type_)
-    except msgspec.ValidationError:
+    except _OTHER_TYPE:
         kinds = [kind for kind in get_args(type_) if kind is not NoneType] if NoneType in get_args(type_) else [type_]
         kind = kinds[0]
         if kind is float and isinstance(value, str) and value in NON_FINITE:
@@ -264,5 +266,5 @@ def _as_type(type_: Any, value: Any) -> Any:
 
 def _items(type_: Any, found: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
     for key, item in found:
-        with suppress(msgspec.ValidationError, OverflowError):
+        with suppress(*_OTHER_TYPE, OverflowError):
             yield key, _as_type(type_, item)

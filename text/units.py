@@ -104,7 +104,9 @@ UNKNOWN: Final = "n/a"
 
 # Text sampled from a model, or an error of a library, must not control the terminal: control characters, direction
 # marks that reorder a line, and lone surrogates that cannot be encoded.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def printable(value: object) -> str:

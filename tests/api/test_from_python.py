@@ -86,7 +86,7 @@ def test_wrong_arguments_are_told_of(spec: Path) -> None:
     Path("begun/plan.json").write_text("")
     Path("begun/metrics.jsonl").write_text('{"loss": 2.5}\n[1]\n{"step": 1, "loss": 2.0, "time": 1}\n')
     begun = xtrain.open_run("begun")
-    assert "step 1" in begun._repr_html_() and len(begun.metrics()) == 2
+    assert "2.0000" in begun._repr_html_() and len(begun.metrics()) == 2
     with pytest.raises(xtrain.PlanError, match="is not JSON"):
         print(begun.plan)
     for wrong in ({"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"min_p": 2.0}, {"tokens": 0}):
@@ -109,7 +109,10 @@ def test_a_plan_as_page_and_as_file(spec: Path) -> None:
     plan = xtrain.load(spec).plan(world=2)
     assert "small: 6 steps on 2 ranks" in str(plan)
     assert plan.page(["mesh"]).count("\n") < str(plan).count("\n") < plan.page(full=True).count("\n")
-    assert plan._repr_html_().startswith("<pre") and "→" in plan._repr_html_() and "a <" not in plan._repr_html_()
+    shown = plan._repr_html_()
+    assert plan.id in shown and "small: 6 steps on 2 ranks" in shown and "→" in shown and "a <" not in shown
+    shown = xtrain.load(spec, {"optimizer.lr": 0.5})._repr_html_()
+    assert "optimizer.lr=0.5" in shown and "source = text(&#34;notes.txt&#34;)" in shown
     with pytest.raises(ValueError, match="no part 'mush'; there are model, "):
         plan.page(["mush"])
     plan.save("plan.json")
@@ -130,7 +133,8 @@ def test_a_run_and_what_it_has_written(spec: Path, capsys: pytest.CaptureFixture
     assert list(frame["step"]) == [1, 2, 3, 4, 5, 6] and frame["loss"].iloc[-1] == run.state.loss
     assert [event.step for event in run.events("checkpoint")][:3] == [2, 4, 6]
     assert [entry.step for entry in run.checkpoints()] == [2, 4, 6]
-    assert f"step 6 of 6 · loss {run.state.loss:.4f}" in run._repr_html_() and "<polyline" in run._repr_html_()
+    shown = run._repr_html_()
+    assert "6 of 6" in shown and f"<td>{run.state.loss:.4f}</td>" in shown and 'class="curve c0"' in shown
     weights = dict(run.model("2").named_parameters())
     assert sum(weight.numel() for weight in weights.values()) == plan.content.parameters.total
     assert all(math.isfinite(float(weight.detach().sum())) for weight in weights.values())

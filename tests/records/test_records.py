@@ -99,6 +99,8 @@ def test_what_is_no_text_is_written_all_the_same() -> None:
     assert line.decode() and json.loads(line)["message"] == "a file \udcff"
     said = event_of(object_of(line) or {})
     assert isinstance(said, WarningEvent) and said.message == "a file \udcff"
+    found = object_of(b'{"event": "generate", "time": 1, "samples": [{"text": "a", "\\ud800": 1}], "\\ud800": 2}') or {}
+    assert event_of(found).rest["\ud800"] == 2
 
 
 def test_keys_that_say_nothing_are_left_out_and_those_that_must_be_there_are_null() -> None:

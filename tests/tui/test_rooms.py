@@ -29,6 +29,7 @@ COMPILER = {f"xtrain.{room}" for room in ("dsl", "plan", "blocks", "contracts", 
     ("model", {"textual", "torch", "numba", *COMPILER, "xtrain.runtime", "xtrain.cli"}),
     ("curves", {"textual", "torch", "numba", *COMPILER, "xtrain.runtime", "xtrain.cli"}),
     ("pages", {"textual", "torch", "numba", *COMPILER, "xtrain.runtime", "xtrain.cli"}),
+    ("report", {"textual", "torch", "numba", *COMPILER, "xtrain.runtime", "xtrain.cli"}),
     ("board", {"torch", "numba", *COMPILER, "xtrain.runtime", "xtrain.cli"}),
     ("lines", {"textual", "torch", "numpy", *COMPILER, "xtrain.runtime", "xtrain.cli"}),
 ])  # fmt: skip

@@ -18,9 +18,9 @@ from xtrain.records.events import ControlEvent, event_of
 from xtrain.records.lines import object_of
 from xtrain.records.names import ControlState, ControlWord
 from xtrain.text.units import count, printable, size
-from xtrain.tui.board.head import name_of
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.planned import PlannedCommand
+from xtrain.tui.pages.figures import name_of
 
 # Steps that a profile has unless the reader says otherwise, and most that a run takes.
 PROFILED = 3

@@ -24,10 +24,11 @@ from xtrain.tui.pages import sweeps as sweep_page
 from xtrain.tui.pages.comparison import (
     Axis,
     Compared,
+    RunColors,
     common_place,
+    compared,
     difference_rows,
     differences,
-    labels,
     lines,
     metric_keys,
     run_items,
@@ -35,7 +36,7 @@ from xtrain.tui.pages.comparison import (
     standings,
 )
 from xtrain.tui.pages.sheet import ListPage, ListView, joined, rule
-from xtrain.tui.pages.sweeps import trial_lines
+from xtrain.tui.pages.sweeps import LOSS, trial_lines
 
 # From this height on, settings are also shown below the curves.
 _ROOM_FOR_SETTINGS = 34
@@ -79,6 +80,7 @@ class ComparePane(SearchedPane[Any, Any]):
         super().__init__(id=id)
         self._others: list[Path] | None = None
         self._reading = ReadingOthers(lambda: self.post_message(OtherRead()))
+        self._colors = getattr(self.app, "run_colors", None) or RunColors()
         self._key = "loss"
         self._axis: Axis = "step"
         self._choosing = ""
@@ -123,9 +125,7 @@ class ComparePane(SearchedPane[Any, Any]):
             return []
         directories = [self._board.directory, *(self._others or ())]
         boards = [self._board, *(self._reading.board(path) for path in self._others or ())]
-        names = labels(directories)
-        return [Compared(label=name, directory=path, board=board)
-                for name, path, board in zip(names, directories, boards, strict=True)]  # fmt: skip
+        return compared(directories, boards, self._colors)
 
     def _draw(self) -> None:
         width, height = self.content_size
@@ -152,7 +152,8 @@ class ComparePane(SearchedPane[Any, Any]):
         room = height - len(rows) if only else _SETTINGS_ROWS
         settings.styles.height = max(1, room)
         if settings.display:
-            settings.draw(difference_rows(differences(runs), width, max(1, room), top=self._scroll, markers=markers))
+            signs = [(markers[run.color], f"line{run.color}") for run in runs]
+            settings.draw(difference_rows(differences(runs), width, max(1, room), top=self._scroll, signs=signs))
 
     def _fill_list(self) -> None:
         """List the runs or metrics that contain the text of the search; the cursor stays on its line."""
@@ -277,7 +278,6 @@ class ComparePane(SearchedPane[Any, Any]):
             self._fill_list()
 
 
-LOSS = "loss"
 # Rows that stand around the list; that the curves need, with less they are shown in its place; and that they take at
 # most.
 _LIST_ROWS, _PLOT_ROWS, _MOST_PLOT_ROWS = 12, 8, 26

@@ -14,8 +14,8 @@ from xtrain.text.units import duration, plural, printable
 from xtrain.tui.board.pane import Pane
 from xtrain.tui.model.board import Board, last_step, next_step, seconds_left
 from xtrain.tui.model.planned import Planned
+from xtrain.tui.pages.figures import name_of, shortened, steps_of
 from xtrain.tui.pages.server_page import is_old
-from xtrain.tui.pages.sheet import left
 
 
 @frozen
@@ -65,23 +65,6 @@ _STYLES = {
     EndStatus.FAILED: "bold reverse $error",
     "lost": "bold reverse $error",
 }
-
-
-def name_of(board: Board) -> str:
-    """Return the name of the run: of its experiment, else of its folder."""
-    start, planned = board.run.start, board.planned
-    return printable((start.name if start else "") or (planned.name if planned else "") or board.directory.name)
-
-
-def shortened(text: str, columns: int) -> str:
-    """Return `text` in at most `columns` columns."""
-    return left(text, columns).rstrip()
-
-
-def steps_of(board: Board) -> int | None:
-    """Return the number of steps of the run; None where unknown."""
-    planned = board.planned.steps if board.planned else None
-    return board.run.steps or planned
 
 
 def unread(seconds: float, *, failing: bool) -> Piece:

@@ -14,8 +14,10 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from xtrain.tui.curves.canvas import ASCII, UNICODE, Curve, Glyphs, Line, Row, Viewport, next_point
-from xtrain.tui.curves.drawing import Drawing, Unit, draw, extent_of, head
+from xtrain.tui.curves.axis import Unit
+from xtrain.tui.curves.canvas import ASCII, UNICODE, Curve, Glyphs, Line, Row, next_point
+from xtrain.tui.curves.drawing import Drawing, draw, extent_of, head
+from xtrain.tui.curves.viewport import Viewport
 
 __all__ = ["Line", "Plot", "terminal_glyphs"]
 

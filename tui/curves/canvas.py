@@ -1,14 +1,19 @@
-"""Curves prepared for drawing, dots in terminal cells, and the viewport of a plot."""
+"""Curves prepared for drawing, and dots in terminal cells."""
 
 import math
 from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import frozen
 
+# Colors and signs of lines.
+MOST_LINES = 8
 # A weight below e^-45 changes no digit of a double.
 _NEGLIGIBLE = 45.0
+# Points a column from which on a curve is drawn as its median over the band of its values.
+DENSE = 5
+SAMPLES = 101
 
 
 @frozen(eq=False)
@@ -16,7 +21,7 @@ class Line:
     """Curve of `y` over `x`, of equal length, with a gap where `y` is not finite.
 
     steps: the optimizer step of each point, used for smoothing; default: `x`. dim: drawn in the background, without a
-    sign and a name.
+    sign and a name. color: number of its color and sign; default: its place among the lines.
     """
 
     name: str
@@ -24,6 +29,11 @@ class Line:
     y: np.ndarray
     dim: bool = False
     steps: np.ndarray | None = None
+    color: int | None = None
+
+    def number(self, place: int) -> int:
+        """Return the number of its color and sign. place: of the line among those that are drawn."""
+        return (place if self.color is None else self.color) % MOST_LINES
 
 
 @frozen(eq=False)
@@ -135,6 +145,29 @@ class Curve:
             joined &= np.isfinite(y[left]) & np.isfinite(y[right])
         return CurveColumns(lowest, highest, joined)
 
+    def within(self, low: float, high: float) -> np.ndarray:
+        """Return the finite values from `low` to `high`."""
+        first, end = self._edges(low, high, 1)
+        values = self.y[first:end]
+        return values[np.isfinite(values)] if self.broken else values
+
+    def is_dense(self, low: float, high: float, number: int) -> bool:
+        """Return True if `number` columns have so many points each that a line through all of them is a block."""
+        first, end = self._edges(low, high, 1)
+        return end - first >= DENSE * number
+
+    def medians(self, low: float, high: float, number: int) -> "Curve":
+        """Return the median of each of `number` columns, at the middle one of its points; of a column with more than
+        SAMPLES points, the median of so many evenly spaced ones."""
+        edges = self._edges(low, high, number)
+        first, count = edges[:-1], np.diff(edges)
+        first, count = first[count > 0, None], count[count > 0, None]
+        values = np.sort(self.y[first + np.arange(SAMPLES) * count // SAMPLES], axis=1)  # NaN come last
+        known = np.isfinite(values).sum(axis=1)
+        y = values[np.arange(len(values)), np.maximum(known - 1, 0) // 2]
+        middle = (first + count // 2)[:, 0]
+        return Curve(Line(self.line.name, self.x[middle], y, self.line.dim, self.steps[middle]))
+
     def _edges(self, low: float, high: float, number: int) -> np.ndarray:
         """Return the index of the first point of each column, and of the first one after the last column."""
         edges = np.searchsorted(self.x, np.linspace(low, high, number + 1), side="left")
@@ -198,10 +231,13 @@ _BLANK, _FIRST_BRAILLE = ord(" "), 0x2800
 
 @frozen(kw_only=True)
 class Glyphs:
-    """Signs of a plot. markers: one for each line; bits: of the dots in one cell."""
+    """Signs of a plot. markers: one for each line; bits: of the dots in one cell; higher, lower: values outside the
+    scale."""
 
     markers: str
     bits: np.ndarray
+    higher: str
+    lower: str
     upright: str
     upright_tick: str
     corner: str
@@ -215,6 +251,8 @@ class Glyphs:
 UNICODE = Glyphs(
     markers="●○■□▲△◆◇",
     bits=_BRAILLE,
+    higher="↑",
+    lower="↓",
     upright="│",
     upright_tick="┤",
     corner="└",
@@ -227,6 +265,8 @@ UNICODE = Glyphs(
 ASCII = Glyphs(
     markers="*o+x#@%=",
     bits=np.ones((1, 1), dtype=np.int32),
+    higher="^",
+    lower="v",
     upright="|",
     upright_tick="+",
     corner="+",
@@ -236,7 +276,6 @@ ASCII = Glyphs(
     more="..",
     apart=", ",
 )
-MOST_LINES = len(UNICODE.markers)
 
 
 class Canvas:
@@ -255,9 +294,18 @@ class Canvas:
         return self.width * self._glyphs.bits.shape[1]
 
     def add(self, columns: CurveColumns, low: float, high: float, line: int, *, dim: bool = False) -> None:
-        """Draw a curve between the values `low` (lowest dot) and `high`; lines in the background come last."""
+        """Draw a curve between the values `low` (lowest dot) and `high`, with signs at the border for values outside;
+        lines in the background come last."""
         dots_high, dots_wide = self._glyphs.bits.shape
-        filled = _filled(columns, low, high, self.height * dots_high)
+        with np.errstate(invalid="ignore"):
+            over, under = columns.high > high, columns.low < low
+            inside = (columns.low <= high) & (columns.high >= low)
+        if line < MOST_LINES:
+            self._mark_border(0, over, self._glyphs.higher, line)
+            self._mark_border(self.height - 1, under, self._glyphs.lower, line)
+        shown_low, shown_high = (np.where(inside, ends, np.nan) for ends in (columns.low, columns.high))
+        shown = CurveColumns(shown_low, shown_high, columns.joined)
+        filled = _filled(shown, low, high, self.height * dots_high)
         cells = filled.reshape(self.height, dots_high, self.width, dots_wide)
         bits = np.einsum("hawb,ab->hw", cells.astype(np.int32), self._glyphs.bits)
         free = self._owner == _NOBODY
@@ -270,6 +318,11 @@ class Canvas:
         """Draw the sign of a line in a cell, unless the cell has a sign."""
         if 0 <= row < self.height and 0 <= column < self.width:
             self._over.setdefault((row, column), (self._glyphs.markers[line], line))
+
+    def _mark_border(self, row: int, columns: np.ndarray, sign: str, line: int) -> None:
+        dots_wide = self._glyphs.bits.shape[1]
+        for column in np.unique(np.flatnonzero(columns) // dots_wide).tolist():
+            self._over.setdefault((row, column), (sign, line))
 
     def row_of(self, value: float, low: float, high: float) -> int:
         """Return the row of cells that a value lies in."""
@@ -342,99 +395,3 @@ def _filled(columns: CurveColumns, low: float, high: float, number: int) -> np.n
     steps[first[places], places] += 1
     steps[last[places] + 1, places] -= 1
     return steps.cumsum(axis=0)[:number] > 0
-
-
-SMOOTHINGS = (0.0, 0.9, 0.99, 0.999)
-# Zooming in ends where a millionth of the run is left, or one step.
-_MOST_ZOOM = 1e6
-
-Extent = tuple[float, float]
-
-
-@frozen(kw_only=True)
-class Viewport:
-    """The reader's choices in a plot. All positions are in units of its x axis."""
-
-    log: bool = False
-    smoothing: float = 0.0
-    """Weight that the moving average keeps per step; 0: no average is drawn."""
-    span: float | None = None
-    """Width of the visible range; None: everything."""
-    right: float | None = None
-    """Right end of the visible range; None: the newest point, also as points arrive."""
-    cursor: float | None = None
-    """Position of the cursor."""
-
-    def seen(self, extent: Extent) -> Extent:
-        """Return the visible range of `extent`."""
-        low, high = extent
-        if self.span is None or not high > low:
-            return extent
-        span = min(self.span, high - low)
-        right = high if self.right is None else min(high, max(self.right, low + span))
-        return right - span, right
-
-    def toggled_log(self) -> "Viewport":
-        """Return the viewport with logarithmic instead of linear values, or back."""
-        return evolve(self, log=not self.log)
-
-    def smoother(self) -> "Viewport":
-        """Return the viewport with the next smoothing; none after the strongest."""
-        place = SMOOTHINGS.index(self.smoothing) if self.smoothing in SMOOTHINGS else 0
-        return evolve(self, smoothing=SMOOTHINGS[(place + 1) % len(SMOOTHINGS)])
-
-    def whole(self) -> "Viewport":
-        """Return the viewport of the whole run, which follows new points."""
-        return evolve(self, span=None, right=None)
-
-    def zoomed(self, factor: float, extent: Extent, about: float | None = None) -> "Viewport":
-        """Return the viewport zoomed in by `factor` (below 1: out).
-
-        `about` keeps its place. Default: the cursor, else the newest point if it is visible, else the middle.
-        """
-        low, high = self.seen(extent)
-        least = max(min(1.0, extent[1] - extent[0]), (extent[1] - extent[0]) / _MOST_ZOOM)
-        span = max(least, (high - low) / factor)
-        if not high > low:
-            return self
-        if span >= (extent[1] - extent[0]) * (1 - 1e-9):
-            return self.whole()
-        if about is None:
-            about = self.cursor if self.cursor is not None and low <= self.cursor <= high else None
-        if about is None:
-            if self.right is None:
-                return evolve(self, span=span)
-            about = (low + high) / 2
-        return evolve(self, span=span)._ending_at(about + (high - about) * span / (high - low), extent)
-
-    def panned(self, share: float, extent: Extent) -> "Viewport":
-        """Return the viewport moved right by a share of the visible range; left if negative."""
-        low, high = self.seen(extent)
-        if self.span is None:
-            return self
-        return self._ending_at(high + share * (high - low), extent)
-
-    def _ending_at(self, right: float, extent: Extent) -> "Viewport":
-        low, high = extent
-        right = max(right, low + (self.span or 0))
-        return evolve(self, right=None if right >= high else right)
-
-    def pointing(self, place: float | None, extent: Extent) -> "Viewport":
-        """Return the viewport with the cursor at `place`, or without one; the visible range follows the cursor."""
-        if place is None:
-            return evolve(self, cursor=None)
-        place = min(max(place, extent[0]), extent[1])
-        moved = evolve(self, cursor=place)
-        low, high = self.seen(extent)
-        if self.span is None or low <= place <= high:
-            return moved
-        return moved._ending_at(place if place > high else place + (high - low), extent)
-
-    def describe(self) -> tuple[str, ...]:
-        """Return the choices that change how a curve looks, in words."""
-        words: tuple[tuple[bool, str], ...] = (
-            (self.log, "log"),
-            (self.smoothing > 0, f"smoothed {self.smoothing:g}"),
-            (self.span is not None, "zoomed"),
-        )
-        return tuple(word for said, word in words if said)

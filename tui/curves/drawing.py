@@ -1,165 +1,16 @@
 """Drawing of curves as rows of text: head with values, axes with round ticks, and dots."""
 
-import itertools
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from attrs import evolve, frozen
 from rich.cells import cell_len, set_cell_size
 
 from xtrain.text.units import printable
-from xtrain.tui.curves.canvas import (
-    ASCII,
-    MOST_LINES,
-    UNICODE,
-    Canvas,
-    Curve,
-    CurveColumns,
-    Extent,
-    Glyphs,
-    Line,
-    Row,
-    Span,
-    Viewport,
-)
-
-Unit = Literal["number", "count", "share", "bytes", "seconds"]
-
-# (what one of it is, its sign), ascending. What is smaller than the first one is written with a power of ten.
-_SCALES: dict[Unit, tuple[tuple[float, str], ...]] = {
-    "number": ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "B"), (1e12, "T")),
-    "count": ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "B"), (1e12, "T")),
-    "share": ((0.01, "%"),),
-    "bytes": tuple((1024.0**power, sign) for power, sign in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))),
-    "seconds": ((1e-6, "µs"), (1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h"), (86400, "d")),
-}
-# Times and bytes have a gap between figure and sign, as everywhere else in these views.
-_APART: tuple[Unit, ...] = ("bytes", "seconds")
-# From here on a number is written with a power of ten, whatever its unit.
-_A_WALL = 1e6
-# An axis changes to the larger unit only from this many on: `90 s`, not `1.5 min`.
-_ENOUGH: dict[str, float] = {"min": 3, "h": 3, "d": 3}
-
-
-def ticks(low: float, high: float, most: int, unit: Unit = "number") -> list[float]:
-    """Return at most about `most` round values from `low` to `high`, at equal distances."""
-    if not math.isfinite(high - low) or most < 1:
-        return []
-    if not high > low:
-        return [low]
-    scale, _ = _scale(max(abs(low), abs(high)), unit)
-    step = _round_step((high - low) / scale / most)
-    if unit == "count":
-        step = max(step, 1 / scale)
-    first, last = math.ceil(low / scale / step - 1e-9), math.floor(high / scale / step + 1e-9)
-    return [number * step * scale for number in range(first, last + 1)][: 4 * most]
-
-
-def log_ticks(low: float, high: float, most: int, unit: Unit = "number") -> list[float]:
-    """Return round values of a logarithmic axis between two positive ones: powers of ten, if there are at least two."""
-    if not 0 < low < high < math.inf or most < 1:
-        return [low] if 0 < low < math.inf else []
-    # A share is counted in percent, but a power of ten of either is one of the other.
-    powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
-    if len(powers) >= 2:
-        every = math.ceil(len(powers) / most)
-        return [10.0**power for power in powers if power % every == 0]
-    around = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    between = [digit * 10.0**power for power in around for digit in (1, 2, 5)]
-    inside = [value for value in between if low <= value <= high]
-    return inside if 2 <= len(inside) <= most else ticks(low, high, most, unit)
-
-
-def labels(values: list[float], unit: Unit = "number") -> list[str]:
-    """Return the labels of one axis: one unit for all, and just enough digits to distinguish them."""
-    if not values:
-        return []
-    largest = max(map(abs, values))
-    scale, sign = _scale(largest, unit)
-    gaps = [b - a for a, b in itertools.pairwise(values) if b > a]
-    digits = _digits((min(gaps) if gaps else largest / 100) / scale)
-    if unit == "count" and scale == 1:
-        digits = 0
-    return [_joined(_figure(value / scale, digits), sign if value else "", unit) for value in values]
-
-
-def own_labels(values: list[float], unit: Unit = "count") -> list[str]:
-    """Return each value in its own unit and without trailing zeros: `0 500 1k 1.5k`, for an axis with room between
-    them."""
-    gaps = [b - a for a, b in itertools.pairwise(values) if b > a]
-    found = []
-    for value in values:
-        scale, sign = _scale(abs(value), unit)
-        digits = _digits((min(gaps) if gaps else abs(value) / 1000 or 1) / scale)
-        if unit == "count" and digits > 4:
-            found.append(f"{value:,.0f}")
-            continue
-        found.append(_joined(_without_zeros(_figure(value / scale, digits)), sign, unit))
-    return found
-
-
-def short_label(value: float, unit: Unit = "number") -> str:
-    """Return a single value to about three digits, without trailing zeros."""
-    scale, sign = _scale(abs(value), unit)
-    return _joined(_without_zeros(_figures(value / scale, 3)), sign, unit)
-
-
-def one_label(value: float, unit: Unit = "number") -> str:
-    """Return a single value in its own unit, to about four digits."""
-    if not math.isfinite(value):
-        return str(value)
-    scale, sign = _scale(abs(value), unit)
-    whole = value == int(value) and (unit == "count" or abs(value) < 1000) and unit != "bytes"
-    if whole and scale == 1:
-        return _joined(f"{value:.0f}", sign, unit)
-    return _joined(_figures(value / scale, 4), sign, unit)
-
-
-def _joined(figure: str, sign: str, unit: Unit) -> str:
-    return f"{figure} {sign}" if sign and unit in _APART else figure + sign
-
-
-def _figures(value: float, number: int) -> str:
-    if not abs(value) < _A_WALL:
-        return f"{value:.2e}"
-    digits = 0 if value == 0 else max(0, number - 1 - math.floor(math.log10(abs(value)) + 1e-9))
-    return _figure(value, min(digits, 6))
-
-
-def _without_zeros(figure: str) -> str:
-    return figure.rstrip("0").rstrip(".") if "." in figure else figure
-
-
-def _scale(largest: float, unit: Unit) -> tuple[float, str]:
-    """Return the largest unit that fits into a value, else a power of ten."""
-    scales = _SCALES[unit]
-    if unit == "number" and 0 < largest < 1e-3:
-        power = max(math.floor(math.log10(largest)), -308)  # smaller powers of ten are zero in a float
-        return 10.0**power, f"e{power}"
-    found = scales[0]
-    for scale, sign in scales:
-        if largest >= scale * _ENOUGH.get(sign, 1) * (1 - 1e-9):
-            found = (scale, sign)
-    return found
-
-
-def _round_step(least: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is not below `least`."""
-    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
-    return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= least * (1 - 1e-9))
-
-
-def _digits(step: float) -> int:
-    """Return the number of decimal places that distinguish multiples of `step`."""
-    return min(9, max(0, -math.floor(math.log10(step) + 1e-9))) if step > 0 else 0
-
-
-def _figure(value: float, digits: int) -> str:
-    figure = f"{value:.{digits}f}" if abs(value) < _A_WALL else f"{value:.2e}"
-    return figure.removeprefix("-") if float(figure) == 0 else figure
-
+from xtrain.tui.curves.axis import Unit, exact, labels, log_ticks, one_label, own_labels, short_label, ticks
+from xtrain.tui.curves.canvas import MOST_LINES, UNICODE, Canvas, Curve, CurveColumns, Glyphs, Row, Span
+from xtrain.tui.curves.viewport import PERCENTILES, Extent, Viewport
 
 _GAP = 2
 
@@ -192,18 +43,12 @@ def head(
         pieces.append(((f"{x_label} {exact(view.cursor)}", "cursor"),))
     lasts = newest if len(newest) >= len(curves) else [curve.last for curve in curves]
     pieces += [
-        _value(line, curve, last, view, unit, len(curves), glyphs)
-        for line, (curve, last) in enumerate(zip(curves, lasts, strict=False))
+        _value(curve.line.number(place), curve, last, view, unit, len(curves), glyphs)
+        for place, (curve, last) in enumerate(zip(curves, lasts, strict=False))
     ]
     if more > 0:
         pieces.append(((f"{more} more lines not drawn", "note"),))
     return _wrapped([piece for piece in pieces if _width(piece)], width, max(1, height // 4), glyphs)
-
-
-def exact(value: float) -> str:
-    """Return a number with all its digits, as in the file; whole numbers with separators between thousands."""
-    whole = abs(value) < 2**53 and value == int(value) if np.isfinite(value) else False
-    return f"{int(value):,}" if whole else repr(value)
 
 
 def _value(line: int, curve: Curve, last: float | None, view: Viewport, unit: Unit, number: int, glyphs: Glyphs) -> Row:
@@ -261,10 +106,10 @@ def _cut(pieces: Sequence[Row], width: int, glyphs: Glyphs) -> Row:
     return tuple(found)
 
 
-__all__ = ["ASCII", "UNICODE", "Curve", "Drawing", "Line", "Unit", "Viewport", "draw", "extent_of"]
-
 # Larger values are drawn at the border: their differences must not overflow.
 _LARGEST = 1e300
+# Room on both sides of a scale of percentiles, as a share of it.
+_ROOM = 0.05
 _SHORT_OF_ROWS = 5
 
 
@@ -272,7 +117,8 @@ _SHORT_OF_ROWS = 5
 class Drawing:
     """Drawn plot: rows of equal width. left, width: first column and number of columns of the curves.
 
-    heads: number of rows above the curves. seen: the x values at the left and right border of the curves.
+    heads: number of rows above the curves. seen: the x values at the left and right border of the curves. span: ends of
+    the scale of values, as decimal logarithms on a logarithmic scale.
     """
 
     rows: tuple[Row, ...]
@@ -280,6 +126,7 @@ class Drawing:
     left: int = 0
     width: int = 0
     seen: Extent = (0.0, 0.0)
+    span: Extent | None = None
 
     def place_at(self, column: int) -> float:
         """Return the x value in the middle of a column of the whole drawing."""
@@ -317,7 +164,7 @@ def draw(
     """Draw at most eight curves in `width` x `height` cells, plus background curves; the head names the number left
     out.
 
-    newest: see `plot_head.head`.
+    newest: see `head`.
     """
     if width < 1 or height < 1:
         return Drawing(rows=())
@@ -337,7 +184,7 @@ def draw(
     dots = glyphs.bits.shape[1]
     sources = _sources([*shown, *behind], view, drawn_from, width * dots)
     guess = [curve.columns(*drawn_from, max(1, width - 7) * dots, log=view.log) for _, curve, _ in sources]
-    span = _value_range(guess, log=view.log)
+    span = value_range(guess, [*shown, *behind], view, drawn_from)
     if span is None:
         rows = _padded([*heads, _words("no values here", width)], width, height)
         return Drawing(rows=rows, heads=len(heads), seen=drawn_from)
@@ -361,26 +208,43 @@ def draw(
     body = [_with_label(row, at_row.get(place), left, glyphs) for place, row in enumerate(canvas.rows())]
     body += _x_axis(drawn_from, num_columns, offset, x_label, x_unit, below, glyphs)
     rows = _padded([*heads, *body], width, height)
-    return Drawing(rows=rows, heads=len(heads), left=offset, width=num_columns, seen=drawn_from)
+    return Drawing(rows=rows, heads=len(heads), left=offset, width=num_columns, seen=drawn_from, span=span)
 
 
 def _sources(curves: Sequence[Curve], view: Viewport, seen: Extent, number: int) -> list[tuple[int, Curve, bool]]:
     """Return (line, curve to draw, whether in the background), in drawing order."""
     above, below = [], []
-    for line, curve in enumerate(curves):
+    for place, curve in enumerate(curves):
+        line = curve.line.number(place)
         source = curve.positive if view.log else curve
         if curve.line.dim:
             below.append((MOST_LINES, source, True))
         elif view.smoothing and len(source) > 1:
             above.append((line, source.smoothed(view.smoothing, *seen, number), False))
             below.append((line, source, True))
+        elif source.is_dense(*seen, number):
+            above.append((line, source.medians(*seen, number), False))
+            below.append((line, source, True))
         else:
             above.append((line, source, False))
     return above + below
 
 
-def _value_range(layers: Sequence[CurveColumns], *, log: bool) -> Extent | None:
-    """Return the lowest and highest visible value, never equal; None without values."""
+def value_range(layers: Sequence[CurveColumns], curves: Sequence[Curve], view: Viewport, seen: Extent) -> Extent | None:
+    """Return the ends of the scale of values, never equal; None without values. layers: what is drawn of `curves`."""
+    if view.fit == "fixed" and view.limits is not None:
+        return view.limits
+    if view.fit == "percentile":
+        found = np.concatenate([(curve.positive if view.log else curve).within(*seen) for curve in curves])
+        if len(found):
+            low, high = np.percentile(np.log10(found) if view.log else found, PERCENTILES).tolist()
+            room = _ROOM * (high - low)
+            if math.isfinite(room) and room > 0:
+                return low - room, high + room
+    return _whole_range(layers, log=view.log)
+
+
+def _whole_range(layers: Sequence[CurveColumns], *, log: bool) -> Extent | None:
     ends = np.concatenate([np.concatenate((columns.low, columns.high)) for columns in layers])
     ends = ends[np.isfinite(ends)]
     if not len(ends):

@@ -36,13 +36,14 @@ class NoRun(Exception):
 
 
 def run_at(text: str | None) -> Path:
-    """Return the run at a path, of a lineage, or with a run id or its prefix (both below `runs`); for None, the run
-    below `runs` that was started last. Raises NoRun."""
+    """Return the run at a path, of a lineage, or with a run id or its prefix (both below `runs`), also of its second
+    part, and as the dashboard names it (`experiment·id`); for None, the run below `runs` that was started last. Raises
+    NoRun."""
     path = Path(ROOT if text is None else text)
     if is_folder(path) or text is None:
         return newest_run(path)
     if path.name == text:
-        named = [run for run in _runs(Path(ROOT)) if run.name.startswith(text) or run.parent.name == text]
+        named = [run for run in _runs(Path(ROOT)) if _is_named(run, text)]
         if named:
             return _newest(named)
     try:
@@ -53,6 +54,14 @@ def run_at(text: str | None) -> Path:
         raise NoRun(f"there is no run at {path}: {error.strerror}") from error
     below = f", and no run of that name below {ROOT}" if path.name == text else ""
     raise NoRun(f"there is no run at {path}{below}")
+
+
+def _is_named(run: Path, text: str) -> bool:
+    lineage, _, id = text.rpartition("·")
+    names = run.name, run.name.partition("-")[2]
+    if run.parent.name == text:
+        return True
+    return id != "" and lineage in ("", run.parent.name) and any(name.startswith(id) for name in names)
 
 
 def newest_run(root: Path) -> Path:

@@ -4,32 +4,35 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from attrs import frozen
 
-from xtrain.text.units import count, decimal, plural, printable
+from xtrain.text.units import count, decimal, duration, plural, printable
+from xtrain.tui.curves.axis import exact
 from xtrain.tui.curves.canvas import MOST_LINES, Line
-from xtrain.tui.curves.drawing import exact
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.find import FoundRun
 from xtrain.tui.model.planned import Planned
-from xtrain.tui.pages.sheet import PageColumn, Row, block, cells, cut, fit, joined, left, right, row, rule
+from xtrain.tui.model.series import By
+from xtrain.tui.pages.sheet import DOT, PageColumn, Row, block, cells, cut, fit, joined, left, right, row, rule
 
-Axis = Literal["step", "tokens"]
+Axis = By
 # For these metrics higher is better, for all others lower.
 _MORE_IS_BETTER = ("tokens_per_second", "mfu", "mfu_causal", "hfu", "tflops", "valid_tokens_per_second")
+PLACE_TEXTS: Final = {"step": exact, "tokens": count, "time": duration}
 _WHOLE = ("world_size", "steps", "tokens_per_step")
 
 
 @frozen(kw_only=True)
 class Compared:
-    """One run in a comparison. label: short and unique."""
+    """One run in a comparison. label: `experiment·id`, unique. color: number of its color and sign."""
 
     label: str
     directory: Path
     board: Board | None
+    color: int
 
     @property
     def state(self) -> str:
@@ -44,7 +47,7 @@ class Compared:
 @frozen(kw_only=True)
 class Standing:
     """Values of one metric of a run. best_at: the step of the best value; common: the value at the last position that
-    all runs have reached; difference: `common` minus that of the first run."""
+    all runs have reached; difference: `common` minus `common` of the first run."""
 
     run: Compared
     step: int | None = None
@@ -64,22 +67,67 @@ class Difference:
 
 
 # The first part of a run's name, as `locate` makes it.
-_CODE: Final = re.compile(r"[0-9a-f]{8,}")
+_CODE: Final = re.compile(r"[0-9a-f]{7,}")
+# Lengths of ids, of which the shortest that distinguishes runs is taken.
+_IDS: Final = (4, 8, 12, 16, 20, 24)
 
 
-def labels(directories: Sequence[Path]) -> list[str]:
-    """Return a short name for each directory: its own, with the parent folder's name where two are equal.
+def labels(directories: Sequence[Path], experiments: Sequence[str | None] = ()) -> list[str]:
+    """Return `experiment·id` for each run: the name of its experiment, and the distinct beginning of its own.
 
-    If all names are `CODE-EXPERIMENT` with one code version, the experiments are the names.
+    If all names are `CODE-CONFIG` with one code version, ids are of the second part. experiments: names by the runs'
+    plans; where missing, the name of the parent folder.
     """
-    names = [path.name for path in directories]
-    if len(set(names)) == len(names) > 1:
-        codes, experiments = zip(*(name.split("-", 1) if "-" in name else ("", name) for name in names), strict=True)
-        names = list(experiments) if len(set(codes)) == 1 and _CODE.fullmatch(codes[0]) else names
-    if len(set(names)) < len(names):
-        names = [f"{path.parent.name}/{path.name}" for path in directories]
-    shortest = next((size for size in (12, 16, 24) if len({name[:size] for name in names}) == len(set(names))), None)
-    return [name[:shortest] for name in names]
+    ids = [path.name for path in directories]
+    codes, configs = zip(*((name.split("-", 1) if "-" in name else ("", name)) for name in ids), strict=True)
+    if len(set(codes)) == 1 and _CODE.fullmatch(codes[0]):
+        ids = list(configs)
+    shortest = next((size for size in _IDS if len({one[:size] for one in ids}) == len(set(ids))), None)
+    parents = [path.parent.name for path in directories]
+    named = [name or parent for name, parent in zip([*experiments, *parents[len(experiments) :]], parents, strict=True)]
+    for names in (named, parents, [str(path.parent) for path in directories]):
+        found = [f"{name}{DOT}{one[:shortest]}" for name, one in zip(names, ids, strict=True)]
+        if len(set(found)) == len(found):
+            break
+    return found
+
+
+class RunColors:
+    """Numbers of the colors of runs: a run keeps its number on every screen."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Path, int] = {}
+
+    def of(self, runs: Sequence[Path]) -> list[int]:
+        """Return the numbers of runs that are shown together, distinct for the first MOST_LINES of them."""
+        found: dict[Path, int] = {}
+        for run in runs:
+            known = self._numbers.get(run)
+            used, given = set(found.values()), set(self._numbers.values())
+            free = [number for number in range(MOST_LINES) if number not in used]
+            unused = [number for number in free if number not in given]
+            found[run] = known if known in free else (unused or free or [len(found) % MOST_LINES])[0]
+            self._numbers[run] = found[run]
+        return list(found.values())
+
+
+def compared(
+    directories: Sequence[Path], boards: Sequence[Board | None], colors: RunColors | None = None
+) -> list[Compared]:
+    """Return runs with their names and colors. boards: None for one that is not read yet. colors: default: by place."""
+    names = labels(directories, [board.planned.name if board and board.planned else None for board in boards])
+    numbers = (colors or RunColors()).of(directories)
+    return [
+        Compared(label=name, directory=path, board=board, color=number)
+        for name, path, board, number in zip(names, directories, boards, numbers, strict=True)
+    ]
+
+
+def fitted(label: str, width: int) -> str:
+    """Return `experiment·id` in at most `width` cells: the end of the experiment's name is cut first."""
+    name, dot, one = label.rpartition(DOT)
+    room = width - cells(((dot + one, ""),))
+    return cut(name, room) + dot + one if dot and room > 0 else cut(label, width)
 
 
 def metric_keys(runs: Sequence[Compared]) -> tuple[str, ...]:
@@ -89,16 +137,19 @@ def metric_keys(runs: Sequence[Compared]) -> tuple[str, ...]:
 
 
 def lines(runs: Sequence[Compared], key: str, by: Axis) -> list[Line]:
-    """Return the curve of a metric for each run, empty if the run does not have it."""
+    """Return the curve of a metric for each run, empty if the run does not have it. Time is in seconds since a run's
+    first record."""
     found = []
     for run in runs:
         if run.board is None:
-            found.append(Line(run.label, np.empty(0), np.empty(0)))
+            found.append(Line(run.label, np.empty(0), np.empty(0), color=run.color))
             continue
         x, y = run.board.series.xy(key, by)
+        if by == "time" and len(x):
+            x = x - run.board.series.xy("time")[1][0]
         steps = run.board.series.xy(key)[0] if by != "step" else x
         # In a long run that is still being read, the two may be from different moments.
-        found.append(Line(run.label, x, y, steps=steps if len(steps) == len(x) else None))
+        found.append(Line(run.label, x, y, steps=steps if len(steps) == len(x) else None, color=run.color))
     return found
 
 
@@ -218,16 +269,15 @@ def standing_rows(
 ) -> list[Row]:
     """Return the table: a heading, then a row for each run."""
     facts = joined([printable(key), f"by {by}", plural(len(standings), "run")])
-    at = "" if common is None else f"at {count(common) if by == 'tokens' else exact(common)}"
+    place = PLACE_TEXTS[by]
+    at = "" if common is None else f"at {place(common)}"
     wide = width >= 100
     names = max(8, min(30 if wide else 14, max((len(one.run.label) for one in standings), default=8)))
     columns: list[PageColumn[Standing]] = [
         PageColumn("step", 9, lambda one: "–" if one.step is None else f"{one.step:,}"),
         PageColumn("last", 9, lambda one: decimal(one.last, 4)),
         PageColumn("best", 9, lambda one: decimal(one.best, 4)),
-        PageColumn(
-            "at", 9, lambda one: "–" if one.best_at is None else (count if by == "tokens" else exact)(one.best_at)
-        ),
+        PageColumn("at", 9, lambda one: "–" if one.best_at is None else place(one.best_at)),
         PageColumn(at, max(9, len(at)), lambda one: decimal(one.common, 4)),
         PageColumn("difference", 10, lambda one: "this run" if one is standings[0] else _signed(one.difference)),
     ]
@@ -236,11 +286,12 @@ def standing_rows(
     head = [f"  {left('run', names)}", *(right(column.title, column.width) for column in shown)]
     head += [left(" state", 12)] if with_state else []
     rows = [rule("Compare", width, facts), fit(row((" ".join(head), "dim")), width)]
-    for number, one in enumerate(standings):
-        of_curve = number % MOST_LINES
-        texts = " ".join((left(one.run.label, names), *(right(column.value(one), column.width) for column in shown)))
+    for one in standings:
+        texts = " ".join(
+            (left(fitted(one.run.label, names), names), *(right(column.value(one), column.width) for column in shown))
+        )
         state = f" {one.run.state}" if with_state else ""
-        drawn = row((f"{markers[of_curve]} ", f"line{of_curve}"), texts, (state, "dim"))
+        drawn = row((f"{markers[one.run.color]} ", f"line{one.run.color}"), texts, (state, "dim"))
         rows.append(fit(drawn, width))
     return rows
 
@@ -253,7 +304,12 @@ def _signed(difference: float | None) -> str:
 
 
 def difference_rows(
-    found: Sequence[Difference] | None, width: int, height: int, *, top: int = 0, markers: str
+    found: Sequence[Difference] | None,
+    width: int,
+    height: int,
+    *,
+    top: int = 0,
+    signs: Sequence[tuple[str, str]],
 ) -> list[Row]:
     """Return `optimizer.lr ● ■ 0.003 ○ 0.001`: a setting, and its values with the signs of the runs that have them."""
     if found is None:
@@ -262,7 +318,7 @@ def difference_rows(
     lines: list[Row] = []
     broad = max(8, min(34, width // 2 - 4, max((len(each.key) for each in found), default=8)))
     for each in found:
-        lines += _difference(each, width, broad, markers)
+        lines += _difference(each, width, broad, signs)
     room = max(1, height - 1)
     top = max(0, min(top, len(lines) - room))
     more = f"{len(lines) - room - top} more below" if len(lines) > room + top else ""
@@ -270,11 +326,10 @@ def difference_rows(
     return block([heading, *lines[top : top + room]], width, height)
 
 
-def _difference(each: Difference, width: int, broad: int, markers: str) -> list[Row]:
+def _difference(each: Difference, width: int, broad: int, signs: Sequence[tuple[str, str]]) -> list[Row]:
     groups: dict[str | None, list[tuple[str, str]]] = {}
-    for number, value in enumerate(each.values):
-        place = number % MOST_LINES
-        groups.setdefault(value, []).append((markers[place], f"line{place}"))
+    for value, sign in zip(each.values, signs, strict=True):
+        groups.setdefault(value, []).append(sign)
     rows: list[Row] = []
     line: list[tuple[str, str]] = [(left(each.key, broad), "dim")]
     for value, marks in groups.items():

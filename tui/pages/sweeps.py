@@ -8,8 +8,9 @@ import numpy as np
 
 from xtrain.records.sweep import SweepState, TrialState, plain
 from xtrain.text.units import count, decimal, plural
-from xtrain.tui.curves.canvas import MOST_LINES, Curve, Glyphs, Line, Viewport
+from xtrain.tui.curves.canvas import MOST_LINES, Curve, Glyphs, Line
 from xtrain.tui.curves.drawing import draw
+from xtrain.tui.curves.viewport import Viewport
 from xtrain.tui.model.series import Series
 from xtrain.tui.pages.sheet import (
     DOT,
@@ -55,7 +56,11 @@ def page(state: SweepState, mine: str, view: ListView, width: int, height: int) 
         mark = "*" if run.name == mine else " "
         cells = (left(f"{trial.number:03d}{mark}", 6), right(decimal(run.value, 4), 9), "  ")
         line = "".join(
-            (*cells, *(axes[name](trial) + " " for name in shown), left(_is(state, trial, tokens=width >= _WIDE), last))
+            (
+                *cells,
+                *(axes[name](trial) + " " for name in shown),
+                left(outcome(state, trial, tokens=width >= _WIDE), last),
+            )
         )
         return fit(row((line, _STYLES.get(trial.status, ""))), width)
 
@@ -200,7 +205,7 @@ def _as_number(text: str) -> float:
     return float(found) if isinstance(found, int | float) else math.inf
 
 
-def _is(state: SweepState, trial: TrialState, *, tokens: bool) -> str:
+def outcome(state: SweepState, trial: TrialState, *, tokens: bool = True) -> str:
     """Return the outcome of a trial. tokens: add the tokens after which it was stopped."""
     if trial.same_as is not None:
         return f"as {trial.same_as:03d}"
@@ -232,6 +237,7 @@ def trial_lines(state: SweepState, series: Mapping[str, Series], key: str) -> li
     return found
 
 
+LOSS: Final = "loss"
 MOST_ROWS: Final = 12
 HEIGHT: Final = 16
 # Losses above this multiple of the first are not drawn: the others would be a flat line.

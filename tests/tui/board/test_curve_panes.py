@@ -128,7 +128,7 @@ def test_compare(root):
             pane = app.query_one(ComparePane)
             plot = pane.query_one(Plot)
             await until(pilot, lambda: "at 40" in shown(app))
-            assert "2 runs" in rows(app)[2] and "○ bbbb" in shown(app) and "+0.0000" not in shown(app)
+            assert "2 runs" in rows(app)[2] and "○ curricul…·bbbb" in shown(app) and "+0.0000" not in shown(app)
             await pilot.press("l", "c")
             assert plot.view.log and plot.view.cursor == 60  # the curves have the keys first
             await pilot.press("x")
@@ -149,7 +149,7 @@ def test_compare(root):
             await pilot.press("backspace", *"cc", "enter")
             assert isinstance(app.focused, OptionList) and "“CCcc” · 1" in rows(app)[2]
             await pilot.press("enter", "escape")
-            await until(pilot, lambda: "3 runs" in rows(app)[2] and "■ cccc" in shown(app) and "at 30" in shown(app))
+            await until(pilot, lambda: "3 runs" in rows(app)[2] and "·cccc" in shown(app) and "at 30" in shown(app))
             await pilot.press("r")
             await until(pilot, lambda: "[x] two/cccc" in shown(app))
             await pilot.press("k", "enter", "escape")
@@ -165,7 +165,7 @@ def test_a_compared_run_that_goes_away_or_never_was(tmp_path):
     async def play():
         async with opened(run, (80, 24), first="compare", compared=[run, tmp_path / "nowhere"]) as (app, pilot):
             await until(pilot, lambda: "2 runs" in shown(app) and "waiting" in shown(app))
-            assert "nowhere" in shown(app) and "no values" not in app.query_one(Plot).text
+            assert "·nowh" in shown(app) and "no values" not in app.query_one(Plot).text
             await pilot.press("d")
             assert "not all plans can be read yet" in shown(app)
             await pilot.press("escape")

@@ -9,9 +9,9 @@ from dashboards import opened, played, rows, shown, until
 from made_runs import MadeRun, made_run
 
 from xtrain.tui.board.head import stretches, upcoming, when
-from xtrain.tui.board.overview import comparison, figures
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.reader import RunReader
+from xtrain.tui.pages.figures import comparison, figures
 
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "ms": 1e-3, "s": 1, "%": 0.01, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SHOWN = re.compile(r"(?P<number>-?[\d,.]+(?:e[+-]\d+)?)\s*(?P<unit>[A-Za-z%]*)")

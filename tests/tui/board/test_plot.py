@@ -207,7 +207,7 @@ def test_a_head_that_needs_more_rows_has_everything_drawn_anew() -> None:
         plot.show([Line(f"a line {i}", STEPS, LOSS) for i in range(2)], title="loss")
         heads = plot_heads(plot)
         plot.show_newest([1e-300] * 2)
-        assert "1.000e-300" in plot.text and plot_heads(plot) > heads
+        assert "1.0000e-300" in plot.text and plot_heads(plot) > heads
         assert len(plot.text.split("\n")) == plot.size.height
 
     driven(script, (44, 16))

@@ -6,8 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from xtrain.tui.curves.canvas import ASCII, UNICODE, Curve, Glyphs, Line, Viewport
+from xtrain.tui.curves.canvas import ASCII, UNICODE, Curve, Glyphs, Line
 from xtrain.tui.curves.drawing import Drawing, draw
+from xtrain.tui.curves.viewport import Viewport
 
 
 def curve(y: list[float] | np.ndarray, name: str = "loss", every: float = 1.0, *, dim: bool = False) -> Curve:
@@ -56,7 +57,7 @@ def test_no_size_at_all() -> None:
 
 def test_small_ones_label_both_ends() -> None:
     rows = text(draw([curve([2.31, 2.39, 2.35])], Viewport(), 20, 5, title="loss")).split("\n")
-    assert rows[0] == "loss  2.350"
+    assert rows[0] == "loss  2.3500"
     assert rows[1].startswith("2.39 ┤") and rows[2].startswith("2.31 ┤")
 
 
@@ -125,7 +126,7 @@ def test_a_logarithmic_scale_says_what_it_leaves_out() -> None:
 
 def test_smoothing_lies_before_what_it_is_the_average_of() -> None:
     noisy = curve(np.random.default_rng(0).normal(3, 1, 4000))
-    plain = {style for _, style in cells(draw([noisy], Viewport(), 60, 12, title="loss"))}
+    plain = {style for _, style in cells(draw([noisy], Viewport(span=300), 60, 12, title="loss"))}
     assert "line0" in plain and "dim0" not in plain
     drawing = draw([noisy], Viewport(smoothing=0.99), 60, 12, title="loss")
     styles = [style for _, style in cells(drawing)]
@@ -179,10 +180,45 @@ def test_a_million_points_are_drawn_in_milliseconds() -> None:
         begin = time.thread_time()
         drawing = draw([long], Viewport(), 150, 20, title="loss")
         taken = time.thread_time() - begin
-        assert any(style == "line0" for _, style in drawing.rows[1])  # the spike reaches the top
+        assert any(style == "dim0" for _, style in drawing.rows[1])  # the spike reaches the top
         return taken
 
     assert min(seconds() for _ in range(10)) < 0.005
+
+
+def test_a_dense_curve_is_its_median_over_the_band_of_its_values() -> None:
+    values = np.where(np.arange(6000) % 3 == 0, 9.0, 3.0)
+    values[::7] = math.nan
+    median = curve(values).medians(0, 5999, 100)
+    assert len(median) == 100 and set(median.y) == {3.0} and 0 <= median.x[0] < median.x[-1] <= 5999
+    assert math.isnan(curve([math.nan] * 9).medians(0, 8, 1).y[0])
+    assert curve([1, 2, 3, 4, 9]).medians(0, 4, 1).y == [3.0]
+    drawing = draw([curve(values)], Viewport(), 60, 12, title="loss")
+    styles = [{style for _, style in row if style} for row in drawing.rows[drawing.heads : -2]]
+    assert "line0" in styles[-1] and "dim0" in styles[0] and "line0" not in styles[0]
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_values_outside_the_scale_are_marked_at_the_border(log: bool) -> None:
+    values = 3 + np.sin(np.arange(120.0) / 9)
+    values[60], values[90] = 9e9, 1e-9
+    whole = draw([curve(values)], Viewport(log=log), 60, 12, title="loss")
+    cut = draw([curve(values)], Viewport(log=log, fit="percentile"), 60, 12, title="loss")
+    assert "↑" not in text(whole) and text(cut).split("\n")[cut.heads].count("↑") == 1
+    assert text(cut).split("\n")[-3].count("↓") == 1 and "1 to 99%" in text(cut)
+    assert whole.span is not None and whole.span[1] > cut.span[1] > (0 if log else 3.9)  # type: ignore[index]
+    held = Viewport(log=log, fit="percentile").refitted(cut.span)
+    same = draw([curve(values)], held, 60, 12, title="loss")
+    assert same.span == cut.span and "fixed" in text(same)
+    assert "^" in text(draw([curve(values)], held, 60, 12, title="loss", glyphs=ASCII))
+    assert held.refitted(cut.span) == Viewport(log=log)
+    assert held.toggled_log() == Viewport(log=not log)  # limits of one scale are none of the other
+
+
+def test_a_line_has_the_color_that_it_is_given() -> None:
+    lines = [Curve(Line("a", np.arange(9.0), np.arange(9.0), color=5)), curve([8] * 9, "b")]
+    drawn = draw(lines, Viewport(), 60, 12, title="loss")
+    assert {"line5", "line1"} <= {style for _, style in cells(drawn)} and "△ a" in text(drawn) and "○ b" in text(drawn)
 
 
 def test_lines_in_the_background_are_neither_counted_nor_named() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.tui.curves.drawing import labels, log_ticks, one_label, own_labels, short_label, ticks
+from xtrain.tui.curves.axis import labels, log_ticks, one_label, own_labels, short_label, ticks
 
 
 @pytest.mark.parametrize(("low", "high", "most", "expected"), [
@@ -74,14 +74,14 @@ def test_labels_of_steps_say_what_they_are_in_their_own_unit() -> None:
 
 
 def test_a_value_alone() -> None:
-    assert one_label(2.34567) == "2.346"
+    assert one_label(2.34567) == "2.3457"
     assert one_label(14.0) == "14"
-    assert one_label(17248.59) == "17.25k"
-    assert one_label(3.00e-4) == "3.000e-4"
+    assert one_label(17248.59) == "17.249k"
+    assert one_label(3.00e-4) == "3.0000e-4"
     assert one_label(0.0) == "0"
     assert one_label(math.inf) == "inf"
-    assert one_label(0.4125, "share") == "41.25%"
-    assert one_label(1_542_451_200, "bytes") == "1.437 GiB"
+    assert one_label(0.4125, "share") == "41.250%"
+    assert one_label(1_542_451_200, "bytes") == "1.4365 GiB"
     assert short_label(0.99957) == "1"
     assert short_label(0.0166, "number") == "0.0166"
 

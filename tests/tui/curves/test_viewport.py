@@ -1,6 +1,6 @@
 """What the keys of a plot make of what is seen."""
 
-from xtrain.tui.curves.canvas import SMOOTHINGS, Viewport
+from xtrain.tui.curves.viewport import SMOOTHINGS, Viewport
 
 RUN = (0.0, 1000.0)
 

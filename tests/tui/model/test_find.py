@@ -32,6 +32,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     ("ab", "quick/abd-2"),
     ("large", "large/xyz-3"),
     ("xyz-3", "large/xyz-3"),
+    ("3", "large/xyz-3"),
+    ("quick·1", "quick/abc-1"),
+    ("quick·ab", "quick/abd-2"),
 ])  # fmt: skip
 def test_the_run_that_is_meant(runs: dict[str, Path], text: str | None, name: str) -> None:
     assert run_at(text).resolve() == runs[name]
@@ -43,7 +46,7 @@ def test_a_path_of_any_place(runs: dict[str, Path], monkeypatch: pytest.MonkeyPa
     assert run_at(str(runs["quick/abc-1"])) == runs["quick/abc-1"]
 
 
-@pytest.mark.parametrize("text", [None, "runs", "nothing", "some/where", "/nowhere", "x" * 5000])
+@pytest.mark.parametrize("text", [None, "runs", "nothing", "quick·", "large·abc", "some/where", "/nowhere", "x" * 5000])
 def test_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NoRun, match="there is no run at"):

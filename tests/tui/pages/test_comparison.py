@@ -17,9 +17,11 @@ from xtrain.tui.model.reader import RunReader
 from xtrain.tui.pages.comparison import (
     Compared,
     Difference,
+    RunColors,
     common_place,
     difference_rows,
     differences,
+    fitted,
     labels,
     lines,
     metric_keys,
@@ -30,6 +32,7 @@ from xtrain.tui.pages.comparison import (
 from xtrain.tui.pages.sheet import plain
 
 WIDTHS = (200, 120, 80, 60, 40)
+SIGNS = [(sign, f"line{number}") for number, sign in enumerate(UNICODE.markers[:3])]
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +49,37 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compared(root: Path) -> list[Compared]:
     paths = [root / "curriculum" / "aaaa", root / "curriculum" / "bbbb", root / "dense" / "cccc"]
     boards = [RunReader(path).poll(5.0) for path in paths]
-    return [Compared(label=path.name, directory=path, board=board) for path, board in zip(paths, boards, strict=True)]
+    return [
+        Compared(label=path.name, directory=path, board=board, color=color)
+        for color, (path, board) in enumerate(zip(paths, boards, strict=True))
+    ]
 
 
-def test_labels_are_short_and_no_two_are_the_same() -> None:
-    assert labels([Path("runs/a/50b6f4bd-ab8dd4a3d04ab139")]) == ["50b6f4bd-ab8"]
-    of_one_code = [Path("r/a/50b6f4bd-ab8dd4a3d04ab139"), Path("r/a/50b6f4bd-ab7dd4a3d04ab139")]
-    assert labels(of_one_code) == ["ab8dd4a3d04a", "ab7dd4a3d04a"]
-    assert labels([*of_one_code, Path("r/a/60b6f4bd-ab8dd4a3d04ab139")])[0] == "50b6f4bd-ab8"
-    assert labels([Path("r/a/run"), Path("r/b/run")]) == ["a/run", "b/run"]
-    assert labels([Path("r/same-beginning-1"), Path("r/same-beginning-2")]) == ["same-beginning-1", "same-beginning-2"]
+def test_labels_name_experiment_and_run_and_no_two_are_the_same() -> None:
+    assert labels([Path("runs/a/50b6f4bd-ab8dd4a3d04ab139")]) == ["a·ab8d"]
+    of_one_code = [Path("r/a/50b6f4bd-ab8dd4a3d04ab139"), Path("r/a/50b6f4bd-ab8dd4a4d04ab139")]
+    assert labels(of_one_code) == ["a·ab8dd4a3", "a·ab8dd4a4"]
+    assert labels([*of_one_code, Path("r/a/60b6f4bd-ab8dd4a3d04ab139")])[0] == "a·50b6f4bd-ab8dd4a3d04"
+    assert labels([Path("r/a/run"), Path("r/b/run")]) == ["a·run", "b·run"]
+    assert labels([Path("r/a/run"), Path("r/b/run")], ["same", "same"]) == ["a·run", "b·run"]
+    assert labels([Path("p/a/run"), Path("r/a/run")]) == ["p/a·run", "r/a·run"]
+    assert labels([Path("r/a/same-1"), Path("r/b/same-2")], ["x", None]) == ["x·same-1", "b·same-2"]
+
+
+def test_a_long_label_keeps_its_id() -> None:
+    assert fitted("quickstart·ab8d", 14) == "quicksta…·ab8d"
+    assert fitted("quickstart·ab8d", 15) == "quickstart·ab8d"
+    assert fitted("quickstart·ab8d", 4) == "qui…"
+
+
+def test_a_run_keeps_its_color() -> None:
+    colors, (a, b, c) = RunColors(), map(Path, "abc")
+    assert colors.of([a, b]) == [0, 1]
+    assert colors.of([a, c]) == [0, 2]
+    assert colors.of([c, b, a]) == [2, 1, 0]
+    many = [Path(str(number)) for number in range(8)]
+    assert sorted(colors.of([a, *many[:7]])) == list(range(8)) and colors.of([a])[0] == 0
+    assert len(colors.of([a, *many])) == 9
 
 
 def test_how_runs_stand(compared: list[Compared]) -> None:
@@ -87,8 +111,8 @@ def test_runs_without_the_metric_or_any_step_stand_with_a_dash(root: Path, compa
     waiting = RunReader(root / "dense" / "dddd").poll(5.0)
     runs = [
         *compared,
-        Compared(label="d", directory=root, board=waiting),
-        Compared(label="e", directory=root, board=None),
+        Compared(label="d", directory=root, board=waiting, color=0),
+        Compared(label="e", directory=root, board=None, color=1),
     ]
     found = standings(runs, "loss/code", lines(runs, "loss/code", "step"))
     assert [one.last is None for one in found] == [False, False, True, True, True]
@@ -119,7 +143,7 @@ def test_settings_that_differ(compared: list[Compared]) -> None:
     assert found["datasets.code"] == ("is there", "is there", None)
     assert not any(key.startswith("datasets.code.") for key in found)
     assert "optimizer.lr" not in found
-    assert differences([*compared, Compared(label="x", directory=Path("x"), board=None)]) is None
+    assert differences([*compared, Compared(label="x", directory=Path("x"), board=None, color=1)]) is None
 
 
 def test_a_plan_without_settings_differs_in_that(compared: list[Compared]) -> None:
@@ -136,12 +160,12 @@ def test_differences_are_grouped_by_value_with_the_signs_of_the_runs() -> None:
         Difference(key="optimizer.lr", values=("0.003", "0.001", "0.003")),
         Difference(key="x", values=("1", None, "1")),
     ]
-    rows = [plain(row).rstrip() for row in difference_rows(found, 60, 4, markers=UNICODE.markers)]
+    rows = [plain(row).rstrip() for row in difference_rows(found, 60, 4, signs=SIGNS)]
     assert rows[0].startswith("Settings that differ ─") and rows[0].endswith("2 differences")
     assert rows[1:3] == ["optimizer.lr  ●■ 0.003  ○ 0.001", "x             ●■ 1  ○ not set"]
     for width in WIDTHS:
         for given in (found * 20, [], None):
-            drawn = difference_rows(given, width, 9, top=3, markers=UNICODE.markers)
+            drawn = difference_rows(given, width, 9, top=3, signs=SIGNS)
             assert len(drawn) == 9 and {cell_len(plain(row)) for row in drawn} == {width}
 
 

@@ -1,0 +1,166 @@
+"""Reports of runs, servers and sweeps: what the page says, and what of hostile files it does not."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hostile_run import HOSTILE, hostile_run
+from made_runs import made_run, made_sweep
+
+from xtrain.api.reports import report_page
+from xtrain.tui.report.content import report_of
+from xtrain.tui.report.page import MARK, fragment, page, titled
+
+
+class Elements(HTMLParser):
+    """Names of the elements and attributes of a page, its texts, and whether every element is closed."""
+
+    VOID = ("meta", "link", "br", "img")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.attributes: set[str] = set()
+        self.said: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] != ["script"] and self.open[-1:] != ["style"]:
+            self.said.append(data)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    first = made_run(root / "curriculum" / "aaaa", "datasets", logged=60)
+    first.event("generate", node="tick.generate", weights="trained", samples=[{"prompt": "def ", "text": "def f(): 0"}])
+    first.event("alert", kind="loss_spike", state="raised", message="loss 9.1 is far above 5.2", value=9.1)
+    (root / "curriculum/aaaa/metadata/environment.json").write_text(
+        json.dumps({"torch": "2.13.0", "command": ["a", "b"]})
+    )
+    (root / "curriculum/aaaa/spec.xtrain").write_text("experiment curriculum { seed = 1 }\n")
+    made_run(root / "curriculum" / "bbbb", "datasets", logged=40, end="failed", steps=400)
+    return root
+
+
+def text_of(found: str) -> str:
+    return re.sub(r"\s+", " ", " ".join(Elements(found).said))
+
+
+def test_the_page_of_one_run(root: Path) -> None:
+    found = report_page([root / "curriculum" / "aaaa"])
+    assert found.startswith(MARK) and "http" not in found.replace("http://www.w3.org/2000/svg", "").replace(
+        "http-equiv", ""
+    )
+    said = text_of(found)
+    for words in (
+        "curriculum·aaaa", "DONE after 60 steps", "60 of 200", "loss_spike", "loss 9.1 is far above 5.2",
+               "def f(): 0", "torch 2.13.0", "command a b", "experiment curriculum { seed = 1 }", "grad_norm", "eval/",
+        "Plan against measured", "step time", "memory, all",
+    ):  # fmt: skip
+        assert words.replace(" ", "") in said.replace(" ", ""), words
+    assert "Differences" not in said and "loss/code" in said
+    assert found.count("<figure") == len(re.findall(r"<svg xmlns", found)) > 10
+
+
+def test_runs_next_to_each_other(root: Path) -> None:
+    report = report_of([root / "curriculum" / "aaaa", root / "curriculum" / "bbbb"])
+    assert [(part.run.label, part.run.color) for part in report.runs] == [
+        ("curriculum·aaaa", 0),
+        ("curriculum·bbbb", 1),
+    ]
+    assert {each.key: each.values for each in report.differences or ()}["steps"] == ("200", "400")
+    loss = report.charts[0][1][0]
+    lines = loss.picture.points["lines"]
+    assert [(line["name"], line["color"], len(line["x"])) for line in lines] == [
+        ("curriculum·aaaa", 0, 60),
+        ("curriculum·bbbb", 1, 40),
+    ]
+    assert lines[0]["last"] == f"{lines[0]['y'][-1]:.4f}"
+    said = text_of(page(report))
+    assert "RuntimeError: boom" in said and "Differences of settings" in said and "400" in said
+
+
+def test_steps_of_other_sizes_are_compared_by_tokens(root: Path, tmp_path: Path) -> None:
+    made_run(tmp_path / "dense" / "cccc", "dense", logged=20)
+    report = report_of([root / "curriculum" / "aaaa", tmp_path / "dense" / "cccc"])
+    assert {chart.picture.points["x"] for _, charts in report.charts for chart in charts} == {"tokens"}
+
+
+def test_measured_values_lie_next_to_planned_ones(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "large" / "a", "large", logged=30, device="cuda")
+    charts = {chart.title: chart.picture.svg for _, charts in report_of([run.directory]).charts for chart in charts}
+    planned = {key for key, svg in charts.items() if 'class="level"' in svg}
+    assert planned == {"memory_bytes", "step_seconds", "tokens_per_second"}
+    said = text_of(report_page([run.directory]))
+    assert "llama_8b: 23,842 steps on 64 ranks" in said and "memory" in said  # the page of its plan
+
+
+def test_a_sweep(tmp_path: Path) -> None:
+    folder = tmp_path / "sizes-sweep-1a2b3c4d"
+    made_sweep(folder)
+    report = report_of([folder / "003-x"], sweep=folder)
+    assert report.sweep is not None and len(report.sweep.rows) == 10
+    assert [chart.title for chart in report.sweep.charts] == ["eval/web/loss", "loss"]
+    assert {name for name, _, _ in report.sweep.importance} == {"optimizer.lr", "model.ffn"}
+    found = page(report)
+    assert "stopped early" in text_of(found) and found.count("<tr><td>00") == 10
+
+
+def test_a_run_that_has_written_nothing(tmp_path: Path) -> None:
+    waiting = made_run(tmp_path / "dense" / "a", end="waiting")
+    assert "waiting" in text_of(report_page([waiting.directory]))
+    (tmp_path / "dense" / "b").mkdir()
+    (tmp_path / "dense" / "b" / "plan.json").write_text("{")
+    assert "dense·b" in text_of(report_page([tmp_path / "dense" / "b"]))
+
+
+def test_hostile_texts_are_texts(tmp_path: Path) -> None:
+    runs = [hostile_run(tmp_path / "<b>x" / name).directory for name in ("<i>a", "b")]
+    for found in (
+        report_page(runs),
+        report_page(runs[:1]),
+        fragment(report_of(runs)),
+        titled(HOSTILE, [(HOSTILE, HOSTILE)], HOSTILE),
+    ):
+        found.encode()
+        elements = Elements(found)
+        assert not elements.names & {"img", "i" if found.startswith(MARK) and len(runs) < 2 else "object", "iframe"}
+        assert not any(name.startswith("on") for name in elements.attributes)
+        assert elements.open == []
+        assert found.count("<script") == found.count("</script>") and "alert(1)</script>" not in found
+        assert not re.search("[\x00-\x08\x0b-\x1f\u202e\ud800]", found)
+        assert "{{ 7*7 }}" in found and ">49<" not in found
+        assert "onerror=alert(1)>" in " ".join(elements.said)
+
+
+def test_spikes_do_not_flatten_a_plot(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "dense" / "a", logged=100)
+    lines = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+    (run.directory / "metrics.jsonl").write_text(
+        "".join(json.dumps(line | ({"loss": 900.0} if line["step"] == 50 else {})) + "\n" for line in lines)
+    )
+    loss = report_of([run.directory]).charts[0][1][0]
+    assert loss.title == "loss" and loss.scale == "1 to 99%" and 'l4 7h-8Z"' in loss.picture.svg
+    assert max(value for value in loss.picture.points["lines"][0]["y"]) == 900
+
+
+def test_the_fragment_of_a_notebook_has_plots_and_no_script(root: Path) -> None:
+    found = fragment(report_of([root / "curriculum" / "aaaa"]))
+    assert found.startswith('<div class="xtrain-report">') and found.endswith("</div>")
+    assert found.count("<svg") == 6 and "application/json" not in found and "<script" not in found
+    assert np.mean([len(found)]) < 200_000
