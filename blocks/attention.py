@@ -36,7 +36,9 @@ class AttentionLayer(Layer):
     products; None: 1 / √head_dim. cap: scores s become cap · tanh(s / cap); None: no cap. theta: base of this layer's
     frequencies, which are then unscaled; None: the model's. rotary: numbers of a head that are rotated, the first ones;
     None: all. gated: `q_proj` also gives a gate for each number of a head's output, which is multiplied by the gate's
-    sigmoid (arXiv 2505.06708); its rows are the query and the gate of one head after the other.
+    sigmoid (arXiv 2505.06708); its rows are the query and the gate of one head after the other. growth: queries at
+    position p are multiplied by 1 + growth · ln(1 + ⌊p / `rope.original`⌋), as in Ministral 3; all numbers of a head
+    are rotated.
 
     Raises ValueError unless window, scale, cap, base and rotary are above 0, and rotary is even.
     """
@@ -57,6 +59,7 @@ class AttentionLayer(Layer):
     plus_one: bool = later(False)
     rotary: int | None = later(None)
     gated: bool = later(False)
+    growth: float = later(0.0)
 
     def __attrs_post_init__(self) -> None:
         for name in ("window", "scale", "cap", "theta", "rotary"):
@@ -65,6 +68,8 @@ class AttentionLayer(Layer):
                 raise ValueError(f"`{name}` is {value}, and must be above 0")
         if self.rotary is not None and self.rotary % 2:
             raise ValueError(f"`rotary` is {self.rotary}, and must be even")
+        if self.growth and (self.rotary is not None or self.theta is not None or not self.rope):
+            raise ValueError("`growth` needs the model's rotary positions on all numbers of a head")
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         if self.sinks:  # modules list their own parameters before the parameters of child modules
@@ -110,7 +115,7 @@ class AttentionLayer(Layer):
     def angles(self, arch: Architecture) -> RotaryAngles | None:
         if not self.rope:
             return None
-        angles = arch.angles if self.rotary is None else evolve(arch.angles, width=self.rotary)
+        angles = evolve(arch.angles, growth=self.growth, width=self.rotary or arch.head_dim)
         return angles if self.theta is None else evolve(angles, theta=self.theta, rope=Rope())
 
     def words(self, arch: Architecture) -> tuple[str, ...]:

@@ -229,7 +229,7 @@ class StageCosts:
         return self._turned_by({block.angles for block, again in self.blocks if block.attends_back or again})
 
     def _turned_by(self, angles: set[RotaryAngles | None]) -> int:
-        widths = sum(each.width for each in angles if each is not None)
+        widths = sum(each.width * (2 if each.growth else 1) for each in angles if each is not None)
         return 2 * self.local.tokens * self.local.width * widths + self.local.token_keys + self.local.shared
 
     @property

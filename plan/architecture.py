@@ -29,11 +29,12 @@ LEFT_OUT: Final = ("own", "rope", "adapter", "head")
 @frozen(cache_hash=True)  # read by every block of every forward
 class RotaryAngles:
     """Rotation of queries and keys by their positions. width: numbers of a head that are rotated, in pairs. theta: base
-    of the frequencies. rope: scaling of the frequencies."""
+    of the frequencies. rope: scaling of the frequencies. growth: factor of queries, see `AttentionLayer`."""
 
     width: int
     theta: float
     rope: Rope
+    growth: float = 0.0
 
 
 @frozen(kw_only=True)

@@ -315,7 +315,7 @@ def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
         **dict(zip(TOKENS, (values.begin, values.end), strict=True)),
         "pad_token_id": None,  # the default id of some transformers classes lies outside a small vocabulary
         **{name: value for key in config.keys for name, value in _written(arch, key, key.name).items()},
-        **_rope(arch),
+        **_rope(arch, values.context),
         CONTEXT: _context(arch, values.context),
         **{name: only.values[0] for name, only in config.only.items() if only.values},
         "torch_dtype": DTYPES[values.format],
@@ -346,7 +346,7 @@ def changed_config(
             found |= _written(arch, key, next((name for name in key.names if name in config), key.name))
     same = all(means.get(key.setting) == _value(arch, key.setting) for key in _config(arch).rope_keys)
     if means.get("rope_theta") != arch.rope_theta or _scaling(means) != arch.rope.resolved() or not same:
-        found = {name: value for name, value in found.items() if name not in ROPE} | _rope(arch)
+        found = {name: value for name, value in found.items() if name not in ROPE} | _rope(arch, values.context)
         # Some transformers classes scale positions only of heads whose width is written.
         width = (key for key in _config(arch).keys if key.setting == "head_dim" and config.get(key.name) is None)
         share = (key for key in _config(arch).keys if key.name == PARTIAL)
@@ -413,7 +413,9 @@ def read_differences(arch: Architecture, means: Mapping[str, Any]) -> list[str]:
     known = keys.keys() | config.constant.keys() | {"rope_theta"}
     known |= {config.local_rope.setting} if config.local_rope is not None else set()
     pairs = {setting: (means[setting], _value(arch, setting)) for setting in means if setting in known}
-    pairs["rope"] = _scaling(means), arch.rope.resolved()
+    scaled = _scaling(means)
+    is_plain = config.rope_always and (scaled.get("factor"), scaled.get("attention_factor")) == (1.0, 1.0)
+    pairs["rope"] = {} if is_plain else scaled, arch.rope.resolved()
 
     def same(setting: str, theirs: Any, ours: Any) -> bool:
         if theirs == ours or setting not in keys:
@@ -434,8 +436,10 @@ def _config(arch: Architecture) -> ModelConfig:
     return config
 
 
-def _rope(arch: Architecture) -> dict[str, Any]:
+def _rope(arch: Architecture, context: int) -> dict[str, Any]:
     scaled, config = dict(arch.rope.resolved()), _config(arch)
+    if config.rope_always and not scaled:
+        scaled = Rope(scaling="yarn", original=_context(arch, context)).resolved()
     local = config.local_rope
     if local is not None and not local.key:
         kinds = {local.full: _scaled(arch, scaled), local.local: {"rope_type": "default"}}
@@ -457,7 +461,9 @@ def _scaled(arch: Architecture, scaled: dict[str, Any]) -> dict[str, Any]:
     if kind == "dynamic":  # its `original` is the context
         scaled.pop("original")
     found = {"rope_type": kind, **{ROPE_KEYS[name]: value for name, value in scaled.items()}}
-    more = {key.name: value for key in _config(arch).rope_keys if (value := _value(arch, key.setting)) != key.default}
+    config = _config(arch)
+    own = {key: _value(arch, key.setting) for key in config.rope_keys}
+    more = {key.name: value for key, value in own.items() if value != key.default or config.rope_always}
     return found | more
 
 

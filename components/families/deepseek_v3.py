@@ -6,6 +6,7 @@ import attrs
 
 from xtrain.blocks.attention import LatentAttentionLayer
 from xtrain.blocks.block import BlockPiece
+from xtrain.components.families._with_images import language_model
 from xtrain.contracts.models import PlannedModel, dense_then_experts
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.family_parts import AUXILIARY, GROUPED_ONLY, GroupedExpertTransformer
@@ -142,11 +143,10 @@ class DeepseekV3(GroupedExpertTransformer, PlannedModel):
             | {"use_unified_vision_chunk", "video_placeholder", AUTO_MAP},
         ),
     )
-    stored: ClassVar[StoredNames | None] = StoredNames(
+    stored: ClassVar[StoredNames | None] = attrs.evolve(
+        language_model("vision_tower", "mm_projector"),
         buffers=("e_score_correction_bias",),
         further_tokens="eh_proj.weight",
-        enclosed={"language_model.": "", "model.language_model.": "model."},
-        beside=tuple(f"{start}{part}." for start in ("", "model.") for part in ("vision_tower", "mm_projector")),
     )
 
     def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:

@@ -7,6 +7,7 @@ from attrs import evolve
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, sandwich_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
+from xtrain.components.families._with_images import VISION
 from xtrain.contracts.models import PlannedModel, layer_windows
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.family_parts import FULL, WINDOWED, write_window, write_window_types
@@ -129,12 +130,7 @@ class Gemma3(TransformerSettings, PlannedModel):
             | {"boi_token_id", "eoi_token_id", "image_token_id", "vision_config"},
         ),
     )  # fmt: skip
-    stored: ClassVar[StoredNames | None] = StoredNames(
-        enclosed={"language_model.": "", "model.language_model.": "model."},
-        beside=tuple(
-            f"{start}{part}." for start in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
-        ),
-    )
+    stored: ClassVar[StoredNames | None] = VISION
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         width = self.dim // self.heads if isinstance(self.head_dim, Auto) else self.head_dim

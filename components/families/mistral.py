@@ -7,6 +7,7 @@ from attrs import evolve
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
+from xtrain.components.families._with_images import MISTRAL3, VISION
 from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, TransformerSettings, window_setting
@@ -35,8 +36,9 @@ class Mistral(TransformerSettings, PlannedModel):
         constant={"qk_norm": False},
         only=ONLY,
         harmless=HARMLESS,
+        whole=MISTRAL3,
     )
-    stored: ClassVar[StoredNames | None] = StoredNames()
+    stored: ClassVar[StoredNames | None] = VISION
 
     @classmethod
     def block(cls, arch: Architecture) -> BlockPiece:

@@ -259,6 +259,7 @@ class ModelConfig:
     instead of logits, unless it is the usual one; None: transformers has no such class. keys: keys that determine
     settings. rope_theta: default base of the frequencies. rope_keys: keys of `rope_parameters` or `rope_scaling` that
     determine settings of the family outside `rope { … }`. rope_harmless: keys there that may have any value.
+    rope_always: transformers computes with scaled positions alone, so that files of others have yarn of factor 1.
     local_rope: set if that base does not apply to all layers. rope: default of `rope_parameters`; empty: no scaling.
     constant: settings that no key determines, with their values. only: keys with restricted values. harmless: keys that
     may have any value. whole: a model that contains one of the family as a part. heads_divide: transformers requires a
@@ -280,6 +281,7 @@ class ModelConfig:
     scores: str | None = ""
     rope_harmless: frozenset[str] = frozenset()
     aliases: tuple[str, ...] = ()
+    rope_always: bool = False
 
     @property
     def types(self) -> tuple[str, ...]:

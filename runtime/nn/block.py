@@ -62,7 +62,7 @@ class Attention(AttentionModule, Fusible):
         # The number of heads is read from the tensor, so a layer with only some of them needs no change.
         x_BSD = column_parallel_input(x_BSD, self.axes.tensor)
 
-        def positioned(x_BSHA: Tensor, norm: nn.Module) -> Tensor:
+        def positioned(x_BSHA: Tensor, norm: nn.Module, rotate: Rotation | None) -> Tensor:
             if self.wide_norm:
                 x_BSHA = heads(norm(x_BSHA.flatten(-2)))
             elif self.fused and self.turns and rotate is not None and isinstance(norm, RMSNorm):
@@ -77,7 +77,8 @@ class Attention(AttentionModule, Fusible):
         q_BSHA, gate_BSHA = self.q_proj(x_BSD).unflatten(-1, (-1, self.query_dim)), None
         if self.gated:
             q_BSHA, gate_BSHA = q_BSHA.chunk(2, dim=-1)
-        q_BHSA, k_BKSA = positioned(q_BSHA, self.q_norm), positioned(heads(self.k_proj(x_BSD)), self.k_norm)
+        q_BHSA = positioned(q_BSHA, self.q_norm, None if rotate is None else rotate.of_queries)
+        k_BKSA = positioned(heads(self.k_proj(x_BSD)), self.k_norm, rotate)
         v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
         if cache is not None:
             k_BKSA, v_BKSA = cache.extended(self, k_BKSA, v_BKSA, window=self.scores.window)

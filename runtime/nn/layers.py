@@ -317,10 +317,12 @@ class _ScaledFrequencies:
 @frozen(eq=False)
 class Rotation:
     """Cosine and sine of every position's angles, each [B, 1, S, A]; computed once per forward for all blocks with the
-    same angles. Of wider heads the first A numbers are rotated."""
+    same angles. Of wider heads the first A numbers are rotated. grown: the same times a factor for each position, for
+    queries."""
 
     cos: Tensor
     sin: Tensor
+    grown: "Rotation | None" = None
 
     @classmethod
     def of(cls, positions_BS: Tensor, angles: RotaryAngles, dtype: torch.dtype) -> "Rotation":
@@ -336,7 +338,16 @@ class Rotation:
         cos, sin = angle.cos(), angle.sin()
         if rope.magnitude != 1:
             cos, sin = cos * rope.magnitude, sin * rope.magnitude
-        return cls(cos=cos.to(dtype), sin=sin.to(dtype))
+        grown = None
+        if angles.growth:
+            steps_B1S1 = (positions_BS // rope.original).to(exact)[:, None, :, None]
+            factor_B1S1 = 1 + angles.growth * steps_B1S1.log1p()
+            grown = cls(cos=(cos * factor_B1S1).to(dtype), sin=(sin * factor_B1S1).to(dtype))
+        return cls(cos=cos.to(dtype), sin=sin.to(dtype), grown=grown)
+
+    @property
+    def of_queries(self) -> "Rotation":
+        return self.grown or self
 
     @property
     def width(self) -> int:

@@ -49,6 +49,7 @@ MIXED = {
 # The same of one kind of layers, in which more is different from those of other families.
 ODD = {
     "kv_rank": {"q_rank": 40, "value_dim": 60},  # wider than queries
+    "query_growth": {"query_growth": "0.1, rope { scaling = yarn, factor = 4, original = 16 }"},
     "residual_scale": {"residual_scale": 0.3, "embedding_scale": 6, "logit_divisor": 3},
     "expert_groups": {"expert_groups": 4, "groups_per_token": 2, "expert_scale": 2.5},
 }

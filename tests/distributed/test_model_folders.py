@@ -187,6 +187,8 @@ MORE += [
     ("olmo3", "odd heads, tied", RING, {}),
     ("seed_oss", "every bias", (*TP, *FSDP), {}),
     ("granite", "every bias", (*TP, *FSDP), {}),
+    ("ministral3", "plain", (*RING, *TP), {}),
+    ("ministral3", "odd heads, tied", (*PP, *FSDP), {}),
     ("glm4_moe_lite", "biased, scaled by yarn", (*TP, *FSDP, *EP), {}),
     ("glm4_moe_lite", "odd heads, tied", (*PP, *FSDP), STACKED),
     ("granite", "odd heads, tied", (*PP, *FSDP), {}),

@@ -191,7 +191,19 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
             "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": False, "topk_group": 4,
             "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "use_cache": True, "v_head_dim": 128,
             "vocab_size": 129280}, 671_026_419_200),
-    # Published as 1T parameters, of which a token uses 32B; an open count of the same tensors in bf16.
+    # Published as 8.4B, and a vision tower of 0.4B; the digits follow from this config.
+    "Ministral-3-8B, text": ({"architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10,
+            "model_type": "mistral3", "multimodal_projector_bias": False, "projector_hidden_act": "gelu",
+            "spatial_merge_size": 2, "text_config": {"attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu",
+                "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+                "max_position_embeddings": 262144, "model_type": "ministral3", "num_attention_heads": 32,
+                "num_hidden_layers": 34, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_parameters": {
+                    "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+                    "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
+                    "rope_type": "yarn", "type": "yarn"}, "sliding_window": None, "tie_word_embeddings": False,
+                "use_cache": True, "vocab_size": 131072}, "vision_config": {"model_type": "pixtral"},
+            "vision_feature_layer": -1}, 8_489_553_920),
+    # Published as 1T, of which a token uses 32B; the digits are of conversions to bf16.
     "Kimi-K2-Instruct": ({"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
             "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "aux_loss_alpha": 0.001,
             "bos_token_id": 163584, "eos_token_id": 163585, "ep_size": 1, "first_k_dense_replace": 1,

@@ -95,6 +95,7 @@ CACHED = {
     "seed_oss": "odd heads, tied",
     "glm4_moe": "odd heads, tied",
     "granite": "every bias",
+    "ministral3": "odd heads, tied",
     "glm4_moe_lite": "odd heads, tied",
     "qwen3_next": "odd heads",
     "qwen3_5": "odd heads, tied",

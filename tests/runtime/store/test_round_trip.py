@@ -31,6 +31,7 @@ ORDINARY = (
     ("llama", "odd heads, tied"), ("qwen3", "plain"), ("mixtral", "plain"), ("qwen3_moe", "odd heads"),
     ("gpt_oss", "odd heads"), ("deepseek_v3", "plain"),
 )  # fmt: skip
+GROWTH = ", query_growth = 0.5, rope { scaling = yarn, factor = 4, original = 16 }"
 WINDOWS = ", layers = 3, window = 5, full_layers = [2, 0]"
 
 
@@ -106,7 +107,8 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("family", "more"), [*((family, "") for family in CONFIGS), ("mistral", ", window = 5"), ("qwen3", WINDOWS)]
+    ("family", "more"),
+    [*((family, "") for family in CONFIGS), ("mistral", ", window = 5"), ("qwen3", WINDOWS), ("ministral3", GROWTH)],
 )
 def test_a_model_of_xtrain_is_one_of_transformers(
     tmp_path: Path, family: str, more: str, caplog: pytest.LogCaptureFixture
@@ -212,6 +214,9 @@ def test_the_text_of_a_model_with_images_is_a_model(
 
 # Family of a part → type, class, and starts of the names of its tensors, and a tensor of another part.
 WHOLES = [
+    ("mistral", None, "mistral3", "Mistral3ForConditionalGeneration", "language_model.", "multi_modal_projector.a"),
+    ("mistral", "mistral", "mistral3", "Mistral3ForConditionalGeneration", "model.language_model.", "vision_tower.a"),
+    ("ministral3", "ministral3", "mistral3", "Mistral3ForConditionalGeneration", "language_model.", "vision_tower.a"),
     ("deepseek_v3", "kimi_k2", "kimi_k25", "KimiK25ForConditionalGeneration", "language_model.", "vision_tower.a"),
     ("deepseek_v3", None, "kimi_k25", "Kimi_K25ForConditionalGeneration", "model.language_model.", "mm_projector.a"),
     ("deepseek_v3", "kimi_k2", "", "DeepseekV3ForCausalLM", "", ""),
@@ -227,7 +232,8 @@ def test_the_text_of_another_type_is_exported_as_its_family(
     before, own = stored(tmp_path / "text"), config_of(tmp_path / "text")
     folder = tmp_path / "folder"
     folder.mkdir()
-    text = {**own, "model_type": kind, "auto_map": {"AutoConfig": "own.Config"}}
+    files = {"auto_map": {"AutoConfig": "own.Config"}} if family == "deepseek_v3" else {}
+    text = {**own, "model_type": kind, **files}
     config = text if not whole else {"model_type": whole, "text_config": text, "tie_word_embeddings": False}
     (folder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
     joined = "" if start != "model.language_model." else "model."  # the head is beside the model
