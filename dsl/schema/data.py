@@ -292,6 +292,15 @@ class Batch:
     """`batch { … }`: the rows of one optimizer step."""
 
     sequence: int = setting("sequence length: tokens in a row (a packed sequence)", check=at_least(2), example="512")
+    pad_to: int | None = setting(
+        "rows of a microbatch end at the next position divisible by this after their longest document, at `sequence` "
+        "at most; none: all rows have `sequence` positions",
+        default=None,
+        check=at_least(1),
+        role=Role.EXECUTION,
+        example="128",
+        added=True,
+    )
     micro: int = setting(
         "microbatch size: rows of a microbatch on a data rank", default=1, check=at_least(1), role=Role.MESH
     )

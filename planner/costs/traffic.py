@@ -296,7 +296,7 @@ def _around(calls: CollectiveCounts, resolved: Resolved, pp: int) -> None:
     # of the norm, and the loss.
     asked = len(SIGNALS) + bool(agree_args(spec)) + 2  # a command from outside, and its number
     asked += acts_together(spec)
-    counted = 4 + (spec.loss.unit != "token")
+    counted = 4 + (spec.loss.unit != "token") + (spec.batch.pad_to is not None)
     calls.add(CollectiveCall(world, "all_reduce", "step.agree", (counted + asked + clocks) * 8))
     norm, sums = ("step.clip" if spec.optimizer.clip_args() else "step.gradient_norm"), 2
     if spec.tasks:  # and the valid tokens of each

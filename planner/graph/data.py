@@ -464,7 +464,7 @@ def _packing(link: RowLink) -> dict[str, Any]:
 @resumes("collate.pack", "method group capacity align unit columns computed values wide later")
 @resumes("collate.user", "module function digest arguments variables takes gives")
 @resumes("collate.shard", "ring ulysses")
-@resumes("collate.microbatches", "micro accumulate")
+@resumes("collate.microbatches", "micro accumulate pad_to together")
 def _chain(graph: Builder, resolved: Resolved, after: tuple[tuple[str, str], ...]) -> str:
     batch = resolved.batch
     last = ""
@@ -475,10 +475,11 @@ def _chain(graph: Builder, resolved: Resolved, after: tuple[tuple[str, str], ...
         last = graph.add("collate", link.op, link.does(resolved), id=id, args=args, axes=axes, after=after)
         after = ((last, link.gives),)
     rows = f"{plural(batch.micro, 'row')}, {count_text(batch.micro * batch.sequence)} tokens"
-    return graph.add(
-        "collate",
-        "collate.microbatches",
-        f"{microbatches_text(batch)} of {rows} on each data rank",
-        args={"micro": batch.micro, "accumulate": batch.accumulate},
-        after=after,
-    )
+    args: dict[str, Any] = {"micro": batch.micro, "accumulate": batch.accumulate}
+    does = f"{microbatches_text(batch)} of {rows} on each data rank"
+    if pad_to := resolved.spec.batch.pad_to:
+        # Stages of a pipeline exchange tensors of one shape during a step.
+        args |= {"pad_to": pad_to, **({"together": True} if resolved.size("pp") > 1 else {})}
+        does += f" at most; rows end at the next multiple of {pad_to:,} after the longest document of their "
+        does += "step on this data rank" if "together" in args else "microbatch"
+    return graph.add("collate", "collate.microbatches", does, args=args, after=after)

@@ -420,7 +420,7 @@ def _async_tensor_parallel(graph: Builder, resolved: Resolved, last: str) -> str
 
 @resumes(
     "setup.compile",
-    "pattern matches",
+    "pattern matches lengths",
     switch=True,
     **dict.fromkeys(("mode", "cuda"), rounds("compile.mode", "compiled blocks round differently")),
 )
@@ -432,6 +432,9 @@ def _compile(graph: Builder, resolved: Resolved, last: str) -> str:
     does = (
         f"torch.compile of {plural(resolved.architecture.layers, 'block')}, each separately; compiled in the first step"
     )
+    if (pad_to := resolved.spec.batch.pad_to) and (lengths := -(-resolved.batch.sequence // pad_to)) > 1:
+        args["lengths"] = lengths
+        does += f", and again for each of the {lengths} lengths of rows"
     also = {"loss": compiles_loss(resolved), "experts": resolved.architecture.is_moe}
     words = [word for word, on in also.items() if on and device_kind(resolved.spec) != "cpu"]
     if words:

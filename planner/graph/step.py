@@ -60,7 +60,7 @@ AWAITS: Final = "wait until the copy of the state being saved is complete"
 @resumes("step.share_outline", "source numbers")
 @resumes(
     "step.agree",
-    "unit",
+    "unit positions",
     harmless="time_limit_seconds=launch.time_limit launch.stop_file",
     empty_steps=stays("fault_tolerance.empty_steps", "it only concerns steps without a valid token"),
 )
@@ -146,6 +146,7 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     empty = spec.fault_tolerance.empty_steps
     unit = spec.loss.unit
     args = {**agree_args(spec), "empty_steps": empty, **({"unit": unit} if unit != "token" else {})}
+    args |= {"positions": True} if spec.batch.pad_to else {}
     asks = [f"a limit of {seconds_text(args['time_limit_seconds'])}"] if "time_limit_seconds" in args else []
     asks += [f"the file {args['stop_file']}"] if "stop_file" in args else []
     counted = "valid tokens" + (f", {unit}s" if unit != "token" else "")

@@ -55,6 +55,7 @@ def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch
         _check_ulysses(spec, architecture, layout, found)
         _check_sequence(spec, architecture, layout, batch, found)
         _check_align(spec, layout, batch, found)
+        _check_pad_to(spec, architecture, layout, batch, found)
     _check_dealing(spec, layout, batch, found)
     if "ep" not in spec.parallel.execution.unsupported:
         _check_experts(spec, architecture, layout, found)
@@ -179,6 +180,15 @@ def _ulysses_hint(spec: Spec, heads: int, kv_heads: int, ulysses: int) -> str:
     return f"use ulysses {best} with ring {cp.size // best}, or leave both auto"
 
 
+def _pieces_of_row(spec: Spec, architecture: Architecture, layout: Layout) -> tuple[int, str]:
+    """Return the number of equal pieces that ranks cut a row into, and its factors as text."""
+    ring, ulysses = layout.size("ring"), layout.size("ulysses")
+    tp = layout.size("tp") if spec.parallel.tp.sequence or architecture.is_moe else 1
+    chunks = 2 * ring if ring > 1 else 1
+    parts = {f"2 · ring {ring}": chunks, f"ulysses {ulysses}": ulysses, f"tp {tp}": tp}
+    return chunks * ulysses * tp, " · ".join(text for text, size in parts.items() if size > 1)
+
+
 @checks("batch.sequence", reads="batch.sequence model.family parallel.tp.size parallel.tp.sequence {context}")
 def _check_sequence(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
     """Check that a row divides into two chunks per ring rank, one early and one late, which balances causal work
@@ -186,20 +196,47 @@ def _check_sequence(spec: Spec, architecture: Architecture, layout: Layout, batc
 
     The experts of a tensor-parallel model always work on a piece of the sequence.
     """
-    ring, ulysses = layout.size("ring"), layout.size("ulysses")
-    tp = layout.size("tp") if spec.parallel.tp.sequence or architecture.is_moe else 1
-    chunks = 2 * ring if ring > 1 else 1
-    divisor = chunks * ulysses * tp
+    divisor, shown = _pieces_of_row(spec, architecture, layout)
     if divisor == 1:
         return
-    parts = {f"2 · ring {ring}": chunks, f"ulysses {ulysses}": ulysses, f"tp {tp}": tp}
-    shown = " · ".join(text for text, size in parts.items() if size > 1)
     if batch.sequence % divisor:
         hint = f"use sequence {nearest_multiples(batch.sequence, divisor)}"
         message = f"sequence {batch.sequence} is not divisible by {shown} = {divisor}"
         found.fail("batch.sequence", "X405", "batch.sequence", message, hint)
     else:
         found.passed("batch.sequence", f"sequence {batch.sequence} is divisible by {shown} = {divisor}")
+
+
+# Lengths of rows that are compiled, each once: a compilation takes seconds to minutes.
+MOST_LENGTHS = 16
+
+
+@checks(
+    "batch.pad_to",
+    reads="batch.pad_to batch.sequence collate compile.mode model.family parallel.tp.size parallel.tp.sequence "
+    "{context}",
+)
+def _check_pad_to(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """Check that shorter rows divide as whole rows do, and that there are not too many lengths to compile."""
+    pad_to, path = spec.batch.pad_to, "batch.pad_to"
+    if pad_to is None:
+        return
+    ring = layout.size("ring")
+    divisor = lcm(_pieces_of_row(spec, architecture, layout)[0], resolve_align(spec, ring))
+    lengths = -(-batch.sequence // pad_to)
+    fewer = -(-batch.sequence // (MOST_LENGTHS * divisor)) * divisor
+    if pad_to >= batch.sequence:
+        message = f"pad_to {pad_to} shortens no row, because sequence is {batch.sequence}"
+        found.warn(path, "W401", path, message, f"use less than {batch.sequence}, or remove it")
+    elif pad_to % divisor:
+        what = "the pieces that ranks take of a row, and what documents are padded to"
+        message = f"pad_to {pad_to} is not divisible by {divisor}: {what}"
+        found.fail(path, "X405", path, message, f"use pad_to {nearest_multiples(pad_to, divisor)}")
+    elif lengths > MOST_LENGTHS and spec.compile.mode != "none":
+        message = f"pad_to {pad_to} makes rows of {lengths} lengths, and every block is compiled for each of them"
+        found.fail(path, "X405", path, message, f"use pad_to {fewer}, or leave the model uncompiled")
+    else:
+        found.passed(path, f"rows have one of {lengths} lengths")
 
 
 @checks("data.align", reads="collate batch.sequence {context}")

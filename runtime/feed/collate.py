@@ -14,12 +14,15 @@ Attention is causal, so late positions cost more than early ones. Rank r of a ri
 2311.09431; per segment as in zhuzilin/ring-flash-attention). The part of a ring rank is then cut contiguously over its
 ulysses ranks.
 
+With `pad_to`, the rows of a microbatch end at the next multiple of it after their longest document: padding that no
+label depends on is cut off after the user's collators, so that these see the same rows in every layout.
+
 An outline is a tensor of constant shape with the positions of segments and padding in the rows of a step, for pipeline
 stages that read no tokens: a rank can receive it without knowing the rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -107,12 +110,25 @@ class CollateChain:
     """Stages in order, each of which takes what the previous one gives."""
 
     stages: tuple[Stage, ...]
+    pad_to: int | None = None
+    """Rows end at the next multiple of this after their longest document; None: they keep their full length."""
+    together: bool = False
+    """With `pad_to`, all microbatches of a step get the same length, as stages of a pipeline exchange equal tensors."""
 
     def __call__(self, rows: list[RawRow]) -> Microbatch:
         """Turn rows of token arrays into this rank's part of a microbatch."""
+        return self.of_step([rows])[0]
+
+    def of_step(self, rows: Sequence[list[RawRow]]) -> list[Microbatch]:
+        """Turn the rows of each microbatch of a step into this rank's parts."""
+        return self.behind_pack([self.packed(some) for some in rows])
+
+    def packed(self, rows: list[RawRow]) -> Microbatch:
+        """Run the stages up to `pack`."""
         value: Any = rows
         for stage in self.stages:
-            value = stage(value)
+            if stage.takes not in (MICROBATCH, LOCAL_MICROBATCH):
+                value = stage(value)
         return value
 
     @property
@@ -128,14 +144,22 @@ class CollateChain:
     def of_labels(self) -> "CollateChain":
         """The same chain for cross-entropy, which reads only labels of a row."""
         stages = (stage.of_labels or stage if isinstance(stage, PackStage) else stage for stage in self.stages)
-        return CollateChain(stages=tuple(stages))
+        return evolve(self, stages=tuple(stages))
 
-    def behind_pack(self, packed: Microbatch) -> Microbatch:
-        """Run the stages after `pack` on rows that were laid out elsewhere."""
-        for stage in self.stages:
-            if stage.takes in (MICROBATCH, LOCAL_MICROBATCH):
-                packed = stage(packed)
-        return packed
+    def behind_pack(self, packed: Sequence[Microbatch]) -> list[Microbatch]:
+        """Run the stages after `pack` on the microbatches of a step, or on some of an evaluation."""
+        whole = [stage for stage in self.stages if stage.takes == MICROBATCH and not stage.cuts]
+        batches = self._trimmed([_through(whole, batch) for batch in packed])
+        rank = [stage for stage in self.stages if stage.cuts or stage.takes == LOCAL_MICROBATCH]
+        return [_through(rank, batch) for batch in batches]
+
+    def _trimmed(self, batches: list[Microbatch]) -> list[Microbatch]:
+        if self.pad_to is None:
+            return batches
+        lengths = [padded_length(batch, self.pad_to) for batch in batches]
+        if self.together:
+            lengths = [max(lengths, default=0)] * len(lengths)
+        return [trimmed(batch, length) for batch, length in zip(batches, lengths, strict=True)]
 
     def local_part(self, whole: Microbatch) -> Microbatch:
         """Return this rank's part of whole rows that are not rows of a dataset, or lack their tokens: only `shard`
@@ -150,7 +174,13 @@ class CollateChain:
         return whole
 
 
-def compose(stages: Sequence[Stage]) -> CollateChain:
+def _through(stages: Sequence[Stage], batch: Microbatch) -> Microbatch:
+    for stage in stages:
+        batch = stage(batch)
+    return batch
+
+
+def compose(stages: Sequence[Stage], pad_to: int | None = None, *, together: bool = False) -> CollateChain:
     """Combine `stages` into a chain from rows of token arrays to a microbatch.
 
     Raises DataError if a stage does not take what the previous one gives, or if the chain starts or ends with another
@@ -164,10 +194,45 @@ def compose(stages: Sequence[Stage]) -> CollateChain:
         kind, giver = stage.gives, f"`{stage.name}`"
     if kind not in (MICROBATCH, LOCAL_MICROBATCH):
         raise DataError(f"the collators end with {kind} from {giver}, but a step takes a {MICROBATCH}")
-    return CollateChain(stages=chain)
+    return CollateChain(stages=chain, pad_to=pad_to, together=together)
 
 
-# shapes: B rows, S positions of a whole row
+# shapes: B rows, S positions of a whole row, L of a shorter one, N segments
+
+
+def padded_length(batch: Microbatch, multiple: int) -> int:
+    """Return the positions that rows of a microbatch need: those up to their last token, rounded up to `multiple`, but
+    at most those they have."""
+    used_S = batch.real_BS.any(dim=0).nonzero()
+    used = int(used_S[-1]) + 1 if len(used_S) else 1
+    return min(-(-used // multiple) * multiple, batch.sequence)
+
+
+def trimmed(batch: Microbatch, length: int) -> Microbatch:
+    """Return whole rows without the padding after their first `length` positions."""
+    sequence = batch.sequence
+    if length == sequence:
+        return batch
+    starts, ends = batch.cumulative_lengths[:-1].long(), batch.cumulative_lengths[1:].long()
+    kept_N = starts % sequence < length
+    row_N = starts[kept_N].div(sequence, rounding_mode="floor")
+    ends_N = row_N * length + (ends[kept_N] - row_N * sequence).clamp(max=length)
+
+    def cut(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[:, :length].contiguous()
+
+    return evolve(
+        batch,
+        input_ids_BS=cut(batch.input_ids_BS),
+        labels_BS=cut(batch.labels_BS),
+        positions_BS=batch.positions_BS[:, :length].contiguous(),
+        real_BS=batch.real_BS[:, :length].contiguous(),
+        cumulative_lengths=F.pad(ends_N, (1, 0)).to(torch.int32),
+        real_lengths=batch.real_lengths[kept_N],
+        text_BS=cut(batch.text_BS),
+        columns={name: column_BS[:, :length].contiguous() for name, column_BS in batch.columns.items()},
+        units=None if batch.units is None else batch.units.trimmed(kept_N, length),
+    )
 
 
 def zigzag(lengths: Tensor, ring: int, rank: int) -> Tensor:
@@ -223,8 +288,12 @@ def local_part(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, ulyss
 # shapes: N microbatches, B rows, S positions of a whole row, T = B·S
 
 
-def encode_outline(microbatches: Sequence[Microbatch], numbers: Sequence[str] = ()) -> Tensor:
-    """Encode rows as int32 [N, B, S]: a token's position within its segment; its bitwise complement for padding.
+# In an outline, a position after the end of a row.
+_AFTER: Final = torch.iinfo(torch.int32).min
+
+
+def encode_outline(microbatches: Sequence[Microbatch], capacity: int, numbers: Sequence[str] = ()) -> Tensor:
+    """Encode rows as int32 [N, B, capacity]: a token's position within its segment; its bitwise complement for padding.
 
     The rows are whole even if the microbatches have only a rank's part of their positions. numbers: `place` or
     `dataset`, each of which adds two int32 after the positions of every row.
@@ -234,6 +303,7 @@ def encode_outline(microbatches: Sequence[Microbatch], numbers: Sequence[str] = 
         rows, sequence = batch.positions_BS.shape[0], batch.sequence
         positions_T, real_T = whole_positions(batch.cumulative_lengths, batch.real_lengths, rows * sequence)
         outline_BS = torch.where(real_T, positions_T, ~positions_T).to(torch.int32).view(rows, sequence)
+        outline_BS = F.pad(outline_BS, (0, capacity - sequence), value=_AFTER)
         known = (getattr(batch, f"{name}_B") for name in numbers)
         beside = [torch.full((rows,), UNKNOWN) if each_B is None else each_B for each_B in known]
         encoded.append(torch.cat([outline_BS, *(each_B.view(torch.int32).view(rows, 2) for each_B in beside)], dim=1))
@@ -249,6 +319,7 @@ def _decode(outline_BS: Tensor, numbers: Sequence[str]) -> Microbatch:
     outline_BS, *beside = outline_BS.split([outline_BS.shape[1] - 2 * len(numbers), *(2 for _ in numbers)], dim=1)
     decoded = {name: part.contiguous().view(torch.int64).view(-1) for name, part in zip(numbers, beside, strict=True)}
     known = {f"{name}_B": each_B for name, each_B in decoded.items() if not (each_B == UNKNOWN).all()}
+    outline_BS = outline_BS[:, outline_BS[0] != _AFTER]
     real_BS = outline_BS >= 0
     positions_BS = torch.where(real_BS, outline_BS, ~outline_BS).to(torch.int64)
     starts = (positions_BS.flatten() == 0).nonzero().flatten()

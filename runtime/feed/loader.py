@@ -34,7 +34,7 @@ class RowFeeder(RowReader):
         places: int64 [rows], number of rows of the run before each of them; None in evaluation. The tensors own their
         memory: later reads do not change them. Raises DataError if the samples of a row do not fit into one.
         """
-        return self._collation.microbatch([(self, indices)], None, places)
+        return self.collate.behind_pack([self._collation.packed([(self, indices)], None, places)])[0]
 
     def whole(self, indices: np.ndarray) -> Microbatch:
         """Return whole packed rows, without the user's collators and without a rank's part."""
@@ -62,11 +62,18 @@ class MixedFeeder:
     feeders: tuple[RowFeeder, ...]
     collate: CollateChain
 
-    def microbatch(self, datasets: np.ndarray, indices: np.ndarray, places: np.ndarray | None = None) -> Microbatch:
-        """Return a microbatch as RowFeeder does; `datasets` int64 [rows] has the dataset of each of `indices`."""
+    def microbatches(self, datasets: np.ndarray, indices: np.ndarray, places: np.ndarray) -> list[Microbatch]:
+        """Return the microbatches of a step as RowFeeder does; all int64 [microbatches, rows]: the dataset of each row,
+        its index there, and its place in the run."""
+        packed = [self._packed(*some) for some in zip(datasets, indices, places, strict=True)]
+        return self.collate.behind_pack(packed)
+
+    def _packed(self, datasets: np.ndarray, indices: np.ndarray, places: np.ndarray) -> Microbatch:
+        if len(self.feeders) == 1:
+            return self._collation.packed([(self.feeders[0], indices)], None, places)
         bounds = [0, *(np.flatnonzero(np.diff(datasets)) + 1).tolist(), len(datasets)]
         runs = [(self.feeders[datasets[first]], indices[first:end]) for first, end in pairwise(bounds)]
-        return self._collation.microbatch(runs, datasets, places)
+        return self._collation.packed(runs, datasets, places)
 
     @cached_property
     def _collation(self) -> "_Collation":
@@ -79,12 +86,12 @@ class _Collation:
     def __init__(self, collate: CollateChain) -> None:
         self._collate, self._pack = collate, collate.lays_out
 
-    def microbatch(
+    def packed(
         self, runs: list[tuple[RowFeeder, np.ndarray]], datasets: np.ndarray | None, places: np.ndarray | None
     ) -> Microbatch:
-        """Collate rows; each of `runs` has consecutive rows of one dataset."""
+        """Collate rows up to `pack`; each of `runs` has consecutive rows of one dataset."""
         if self._pack is not None and all(reader.store.is_plain for reader, _ in runs):
-            return self._collate.behind_pack(_laid_out(runs, self._pack, datasets, places))
+            return _laid_out(runs, self._pack, datasets, places)
         readers = [(reader, index) for reader, indices in runs for index in indices.tolist()]
         row_numbers = [
             [UNKNOWN] * len(readers) if numbers is None else numbers.tolist() for numbers in (datasets, places)
@@ -93,7 +100,7 @@ class _Collation:
             reader.row(index, dataset=dataset, position=place)
             for (reader, index), dataset, place in zip(readers, *row_numbers, strict=True)
         ]
-        return self._collate(rows)
+        return self._collate.packed(rows)
 
 
 def _laid_out(
@@ -236,11 +243,7 @@ class RowLoader:
     def microbatches(self, step: int) -> list[Microbatch]:
         """Return the microbatches of optimizer step `step`, from 0."""
         taken = self.step_rows(step)
-        if len(self.datasets) == 1:
-            (feeder,) = self._feeder.feeders
-            return [feeder.microbatch(*some) for some in zip(taken.rows, taken.places, strict=True)]
-        portions = zip(taken.datasets, taken.rows, taken.places, strict=True)
-        return [self._feeder.microbatch(*some) for some in portions]
+        return self._feeder.microbatches(taken.datasets, taken.rows, taken.places)
 
     def rows(self, step: int) -> list[list[RawRow]]:
         """Return the rows of each of these microbatches as they are stored."""

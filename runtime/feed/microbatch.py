@@ -138,6 +138,20 @@ class Units:
         last_N = torch.where(self.last_N < 0, -1, place_T[self.last_N])
         return evolve(self, segment_BS=self.segment_BS.take(index_BS), last_N=last_N)
 
+    def trimmed(self, kept_N: Tensor, length: int) -> "Units":
+        """Return the units of rows without the padding after `length` positions. kept_N: bool, the segments that
+        begin before it."""
+        number_N = kept_N.cumsum(0) - 1
+        last_N, sequence = self.last_N[kept_N], self.segment_BS.shape[1]
+        in_row_N = last_N - last_N.div(sequence, rounding_mode="floor") * (sequence - length)
+        return evolve(
+            self,
+            segment_BS=number_N[self.segment_BS[:, :length]],
+            tokens_N=self.tokens_N[kept_N],
+            last_N=torch.where(last_N < 0, -1, in_row_N),
+            members_KU=number_N[self.members_KU],
+        )
+
     def to(self, device: torch.device) -> "Units":
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
@@ -249,12 +263,13 @@ class DocumentSums:
 
     tokens: positions with tokens of documents. pairs: Σ s² over the s tokens of every segment. laid_pairs: Σ l² over
     the l positions of every segment, including padding and padding segments. Attention with windows has fewer pairs
-    (`Work.pairs`).
+    (`Work.pairs`). positions: of whole rows, counted only where their lengths differ.
     """
 
     tokens: int = 0
     pairs: int = 0
     laid_pairs: int = 0
+    positions: int = 0
 
     @classmethod
     def of(cls, microbatches: Sequence[Microbatch], pairs_of: Callable[[int], int] = _square) -> "DocumentSums":

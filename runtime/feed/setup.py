@@ -213,10 +213,13 @@ def _warn_of_left_out(records: Records, prepared: PreparedDataset, oversized: st
 
 
 @op("collate.microbatches", gives="collate")
-def microbatches(stages: list[collators.Stage], micro: int, accumulate: int) -> CollateChain:
-    """Compose the chain; the loader passes it `micro` rows, `accumulate` times a step."""
+def microbatches(
+    stages: list[collators.Stage], micro: int, accumulate: int, pad_to: int | None = None, together: bool = False
+) -> CollateChain:
+    """Compose the chain; the loader passes it `micro` rows, `accumulate` times a step. pad_to, together: see
+    `CollateChain`."""
     assert micro > 0 and accumulate > 0
-    return collators.compose(stages)
+    return collators.compose(stages, pad_to, together=together)
 
 
 @op("setup.loader", gives="feed", traced=False)

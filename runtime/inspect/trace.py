@@ -249,7 +249,7 @@ class Program:
         with unset_fake_temporarily():
             shared = self.plan.args(OUTLINE)
             whole, numbers = [self.rows.whole] * self.rows.accumulate, shared.get("numbers", ())
-            self._watch.heard = encode_outline(whole, numbers)
+            self._watch.heard = encode_outline(whole, whole[0].sequence, numbers)
             yield
             self._watch.heard = None
 

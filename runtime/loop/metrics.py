@@ -183,7 +183,8 @@ class Window:
         self.seconds += now - step.began
         self.data_seconds += step.data_seconds
         self.comm_seconds += WAITS.seconds - step.waited
-        self.counted.add(step.valid_tokens, step.rows * self.sequence, step.documents)
+        positions = step.documents.positions or step.rows * self.sequence
+        self.counted.add(step.valid_tokens, positions, step.documents)
 
     def clear(self) -> None:
         self.steps = self.rows = self.valid_tokens = self.timed = 0

@@ -90,13 +90,14 @@ def agree(
     stop_file: str | None = None,
     empty_steps: int | None = None,
     unit: str = "token",
+    positions: bool = False,
 ) -> StepCall:
     """Agree in one sum over all ranks: valid tokens of the step, lengths of its documents, stop requests, clocks and
     commands.
 
-    unit: what the loss is averaged over, counted here too. empty_steps: steps in a row without a valid token that end
-    the run. Raises on all ranks alike: Halt if the run is to stop, SkipStep if no rank has a valid token,
-    NothingLearned in the last of `empty_steps` such steps.
+    unit: what the loss is averaged over, counted here too. positions: also count the positions of its rows, which
+    differ. empty_steps: steps in a row without a valid token that end the run. Raises on all ranks alike: Halt if the
+    run is to stop, SkipStep if no rank has a valid token, NothingLearned in the last of `empty_steps` such steps.
     """
     limited = time_limit_seconds is not None or stop_file is not None
     limits = Limits(time_limit_seconds, stop_file) if limited else None
@@ -110,11 +111,13 @@ def agree(
     def agree_on_step(step: Step) -> None:
         valid = sum(m.num_valid for m in step.microbatches) if counts else 0
         own = DocumentSums.of(step.microbatches, plan.estimates.work.pairs) if measures else DocumentSums()
-        counted = () if unit == "token" else (sum(m.num_units for m in step.microbatches) if measures else 0,)
+        counted = [] if unit == "token" else [sum(m.num_units for m in step.microbatches) if measures else 0]
+        if positions:
+            counted.append(sum(m.cumulative_lengths[-1].item() for m in step.microbatches) if measures else 0)
         heard = agreement.meet(valid, own.tokens, own.pairs, own.laid_pairs, *counted)
         step.valid_tokens, *sums = map(int, heard)
-        step.documents = DocumentSums(*sums[:3])
-        step.units = sums[3] if counted else step.valid_tokens
+        step.documents = DocumentSums(*sums[:3], positions=sums[-1] if positions else 0)
+        step.units = step.valid_tokens if unit == "token" else sums[3]
         if step.units == 0:
             raise _empty(progress, empty_steps)
 

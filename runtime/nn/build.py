@@ -347,9 +347,16 @@ VARIANTS: Final = 64
 
 @op("setup.compile", traced=False)
 def compile_blocks(
-    model: ModelParts, rank: Rank, mode: str, pattern: str, matches: list[int], cuda: Sequence[str] = ()
+    model: ModelParts,
+    rank: Rank,
+    mode: str,
+    pattern: str,
+    matches: list[int],
+    cuda: Sequence[str] = (),
+    lengths: int = 1,
 ) -> None:
-    """Compile every block in place, so that no name changes; shapes are fixed, as those of packed rows are.
+    """Compile every block in place, so that no name changes; shapes are fixed, as those of packed rows are, of which
+    there may be several `lengths`.
 
     In a block with experts no shape is fixed: its other parts are compiled one by one. The same applies to a block with
     layers that compute some positions at a time; of these layers the computation of a piece is compiled.
@@ -360,7 +367,7 @@ def compile_blocks(
     Code of a block that cannot be compiled raises torch's error instead of running uncompiled, except in blocks that
     leave compiled code on purpose.
     """
-    dynamo.recompile_limit = max(dynamo.recompile_limit, VARIANTS)
+    dynamo.recompile_limit = max(dynamo.recompile_limit, VARIANTS * lengths)
     if rank.device.type != "cuda":
         cuda = ()
     if "loss" in cuda:

@@ -101,7 +101,7 @@ class Outlines:
             return microbatches
         rows, positions = self.rows
         empty_NBS = torch.empty(count, rows, positions + 2 * len(self.numbers), dtype=torch.int32)
-        outline_NBS = encode_outline(microbatches, self.numbers) if self.reads else empty_NBS
+        outline_NBS = encode_outline(microbatches, positions, self.numbers) if self.reads else empty_NBS
         outline_NBS = outline_NBS.to(self.rank.device)
         dist.broadcast(outline_NBS, group=self.group, group_src=self.readers[0])
         if self.reads:
@@ -187,6 +187,8 @@ class PipelineSchedule:
         """Return the schedule of `count` microbatches whose residual stream is [rows, positions, D]."""
         key = (count, rows, positions)
         if key not in self._schedules:
+            # Each holds buffers for what its stages receive: schedules of rows of another length are dropped.
+            self._schedules = {other: known for other, known in self._schedules.items() if other[1:] == key[1:]}
             self._schedules[key] = self._make(*key)
         return self._schedules[key]
 

@@ -288,7 +288,7 @@ def advantages(
             for group in microbatch:
                 group.advantages = advantages_of(group.rewards, scale)
         rows = ([group.row(mask_truncated=mask_truncated) for group in microbatch] for microbatch in step.groups)
-        step.microbatches = [feed.collate(microbatch) for microbatch in rows]
+        step.microbatches = feed.collate.of_step(rows)
         sums = torch.tensor(summed(step.groups) if counts else [0.0] * 8, dtype=torch.float64, device=rank.device)
         if rank.world_size > 1:
             dist.all_reduce(sums)

@@ -46,7 +46,7 @@ SHORT = Pace(steps=5, checkpoint=2, deaths=(4,))
 BIAS = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
 VARYING = ("scheduler=cosine", "scheduler.warmup=2 steps")
 # The short run goes on in the middle of it, where the next step takes more rows than the last one: 4, 4, 8, 12, 16.
-ROWS, RAMP = 16, ("batch.ramp_from=4", "batch.ramp=4 steps")
+ROWS, RAMP = 16, ("batch.ramp_from=4", "batch.ramp=4 steps", "batch.pad_to=16")
 
 DENSE = (
     "one rank, four microbatches (dense)", "fsdp 2 (dense)", "fsdp 4 (dense)", "replicate 2, ddp (dense)",

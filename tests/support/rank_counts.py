@@ -47,7 +47,7 @@ def _of(batch: Microbatch) -> list[int]:
 
 def stray_counts(plan: Plan, directory: Path) -> list[str]:
     """What records of steps say otherwise than a count of all positions of all ranks does, in words."""
-    noted = _whole(plan, directory)
+    noted = whole_counts(plan, directory)
     work, world = plan.estimates.work, plan.mesh.world_size
     stray, seen = [], 0
     for record in records(directory, "metrics"):
@@ -83,7 +83,7 @@ def stray_counts(plan: Plan, directory: Path) -> list[str]:
     return stray
 
 
-def _whole(plan: Plan, directory: Path) -> dict[int, dict[str, int]]:
+def whole_counts(plan: Plan, directory: Path) -> dict[int, dict[str, int]]:
     """By step the sums over all ranks; pipeline stages and tensor-parallel peers have the same rows."""
     found: dict[int, dict[str, int]] = {}
     for rank in range(plan.mesh.world_size):

@@ -48,7 +48,7 @@ def test_what_is_encoded_is_decoded(steps: list[list[list[int]]]):
     for rank in (None, 0, 1):
         collate = chain(rank)
         batches = [collate(rows) for rows in read]
-        outline = encode_outline(batches)
+        outline = encode_outline(batches, CAPACITY)
         assert outline.dtype == torch.int32 and outline.shape == (len(steps), 2, CAPACITY)
         found = [collate.local_part(whole) for whole in decode_outline(outline)]
         for ours, theirs in zip(found, batches, strict=True):
@@ -58,7 +58,7 @@ def test_what_is_encoded_is_decoded(steps: list[list[list[int]]]):
 def test_numbers_of_rows_go_with_it():
     rows = [evolve(row_of([6, 5]), position=2**40 + 7), evolve(row_of([3]), position=-(2**33))]
     batches = [chain(None)(rows), chain(None)([row_of([2]), row_of([])])]
-    outline = encode_outline(batches, ("place", "dataset"))
+    outline = encode_outline(batches, CAPACITY, ("place", "dataset"))
     assert outline.shape == (2, 2, CAPACITY + 4)
     first, second = decode_outline(outline, ("place", "dataset"))
     assert first.place_B is not None and first.place_B.tolist() == [2**40 + 7, -(2**33)]
@@ -69,6 +69,6 @@ def test_numbers_of_rows_go_with_it():
 
 def test_padding_is_known_by_its_sign():
     batch = chain(None)([row_of([6, 5]), row_of([])])
-    outline = encode_outline([batch])[0].tolist()
+    outline = encode_outline([batch], CAPACITY)[0].tolist()
     pads = [~n for n in range(24)]
     assert outline == [[0, 1, 2, 3, 4, ~5, ~6, ~7, 0, 1, 2, 3, *pads[:12]], pads]

@@ -383,7 +383,7 @@ def test_only_rows_that_are_read_are_shown_to_a_collator(tmp_path: Path, takes: 
     found = collate.local_part(evolve(whole, input_ids_BS=None, labels_BS=None, num_valid=0))
     assert_same(found, evolve(expected, input_ids_BS=None, labels_BS=None, num_valid=0))
     with pytest.raises(PartFailed, match="it was called"):
-        collate.behind_pack(whole)
+        collate.behind_pack([whole])
 
 
 def refuses(takes: str) -> str:
