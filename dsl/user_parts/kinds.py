@@ -16,16 +16,25 @@ PARAMETERS: Final = "parameters"
 CHANGES: Final = (NOTHING, GRADIENTS, PARAMETERS)
 
 Place = Literal[
-    "before_phase", "after_phase", "before_step", "before_backward", "after_backward", "before_optimizer",
+    "before_init", "after_init", "before_train", "after_train", "before_epoch", "after_epoch", "before_phase",
+    "after_phase", "before_step", "before_backward", "before_loss", "after_loss", "after_backward", "before_optimizer",
     "after_optimizer", "after_step", "before_evaluation", "after_evaluation", "before_checkpoint", "after_checkpoint",
     "at_failure", "at_end",
 ]  # fmt: skip
 # Place → description of when.
 PLACES: Final[dict[Place, str]] = {
+    "before_init": "at each start, when ranks have met and nothing else is set up: there is no model yet",
+    "after_init": "at each start, when everything is set up and loaded",
+    "before_train": "at each start, before its first step",
+    "after_train": "after the last step of each start, before the actions of `on finish` or of a stop",
+    "before_epoch": "before the first step that begins in each epoch of the data",
+    "after_epoch": "after the last step that begins in each epoch of the data",
     "before_phase": "before the first step of each phase",
     "after_phase": "after the last step of each phase",
     "before_step": "before each step, when its rows have been read",
     "before_backward": "before the forward and backward of each step",
+    "before_loss": "before the forward of each microbatch",
+    "after_loss": "after the forward of each microbatch, when its loss is known on this rank, before its backward",
     "after_backward": "after the backward of each step, when gradients are summed over ranks and not yet clipped",
     "before_optimizer": "before the optimizer in each step, when gradients are clipped",
     "after_optimizer": "after the optimizer in each step",
@@ -42,8 +51,13 @@ MAY_CHANGE: Final[dict[str, tuple[Place, ...]]] = {
     GRADIENTS: ("after_backward", "before_optimizer"),
     PARAMETERS: ("before_optimizer", "after_optimizer", "after_step"),
 }
-IN_STEP: Final[tuple[Place, ...]] = tuple(PLACES)[:8]
-AROUND: Final[tuple[Place, ...]] = tuple(PLACES)[8:12]
+IN_STEP: Final[tuple[Place, ...]] = (
+    "before_epoch", "after_epoch", "before_phase", "after_phase", "before_step", "before_backward", "after_backward",
+    "before_optimizer", "after_optimizer", "after_step",
+)  # fmt: skip
+AROUND: Final[tuple[Place, ...]] = ("before_evaluation", "after_evaluation", "before_checkpoint", "after_checkpoint")
+# Around the forward of each microbatch, inside the node of the forward and backward.
+AROUND_LOSS: Final[tuple[Place, ...]] = ("before_loss", "after_loss")
 
 
 def may_change(place: str, changes: str) -> bool:

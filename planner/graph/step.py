@@ -140,8 +140,8 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
             graph.edges.append(Edge(before=SCORER, after="rollout.score", data="scorer"))
         if spec.loss.computed:
             graph.edges.append(Edge(before=KEPT, after="rollout.reference", data="weights of the reference"))
-    hooks("after_phase")
-    hooks("before_phase")
+    for place in ("after_phase", "after_epoch", "before_epoch", "before_phase"):
+        hooks(place)
     agree = "one all-reduce" if everyone else "count"
     empty = spec.fault_tolerance.empty_steps
     unit = spec.loss.unit

@@ -17,6 +17,7 @@ from xtrain.dsl.schema.model import expert_families
 from xtrain.dsl.schema.parallel import STACKS, Ep
 from xtrain.dsl.schema.setting import AUTO, Auto
 from xtrain.dsl.spec import Spec
+from xtrain.dsl.user_parts.kinds import AROUND_LOSS
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, parameters
 from xtrain.plan.arithmetic import LONGEST_PADDING, Arithmetic
@@ -314,6 +315,7 @@ def check_stack(spec: Spec, found: Findings) -> None:
     _check_sync(spec, found)
     _check_offload(spec, found)
     _check_bodies(spec, found)
+    _check_loss_hooks(spec, found)
 
 
 @checks("mesh.stack.package", reads="parallel.stack")
@@ -335,6 +337,21 @@ def _check_bodies(spec: Spec, found: Findings) -> None:
         if body is not None and spec.parallel.pp.size != 1:
             message = f"{body.function} takes whole microbatches through the model, and pp is {spec.parallel.pp.size}"
             found.fail(f"mesh.pp.{name}", "X431", f"{name}.name", message, f"use pp 1, or remove `{name}`")
+
+
+@checks("hook.*.place", reads="hook.{} step.name parallel.pp.size")
+def _check_loss_hooks(spec: Spec, found: Findings) -> None:
+    """Check that the built-in loop over microbatches calls the hooks around their loss."""
+    other = None
+    if spec.parallel.pp.size != 1:
+        other = f"with pp {spec.parallel.pp.size} the schedule of the pipeline computes microbatches", "use pp 1"
+    elif spec.step is not None:
+        other = f"{spec.step.function} computes microbatches itself", f"call it in {spec.step.function}"
+    for hook in spec.hooks.values():
+        if (place := hook.declared["place"]) in AROUND_LOSS and other is not None:
+            why, hint = other
+            message = f"the hook {hook.name} is called {place}, and {why}"
+            found.fail(f"hook.{hook.name}.place", "X431", f"hook.{hook.name}", message, f"{hint}, or remove the hook")
 
 
 @checks("mesh.stack.*", reads="parallel.stack parallel.{} precision.params precision.compute")

@@ -107,6 +107,14 @@ class Feed:
         epoch = None if self.batch is None else self.batch.epochs_before(step)
         return None if epoch is None else round(epoch, 6)
 
+    def begins_epoch(self, step: int) -> bool:
+        """Return True if a step is the first that begins in its epoch."""
+        return step == 0 or (self.batch is not None and self.batch.epoch_ended(step) is not None)
+
+    def begins_phase(self, step: int) -> bool:
+        """Return True if a step is the first of its phase."""
+        return step == 0 or self.phase(step).name != self.phase(step - 1).name
+
     def evaluation(self, dataset: str, max_rows: int | None, rank: Rank, *, measures: bool = False) -> EvalLoader:
         """Return the loader of a dataset's held-out rows; for questions, its microbatches have each position's text.
 

@@ -240,6 +240,9 @@ class Executor:
         for node in self._order:
             if node.kind in ("setup", "collate"):
                 self._execute(node)
+                if node.op == "setup.bootstrap":
+                    self.nodes.call_hooks("before_init")
+        self.nodes.call_hooks("after_init")
         self._under_way = ""
         self.requests.listen()
         # Peaks during set-up, such as loading a checkpoint, do not count against the plan of a step.

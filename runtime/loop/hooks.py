@@ -1,14 +1,14 @@
 """Functions of a user in a run: hooks (`step.hook`, `event.hook`), and bodies of a step or an evaluation."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.optim import Optimizer
 
-from xtrain.dsl.user_parts.kinds import GRADIENTS, IN_STEP, NOTHING, PARAMETERS, Kind
+from xtrain.dsl.user_parts.kinds import AROUND_LOSS, GRADIENTS, IN_STEP, NOTHING, PARAMETERS, Kind
 from xtrain.plan.plan import Plan
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Progress, Rank, Resources
@@ -29,12 +29,13 @@ class RunContext:
 
     place: of the hook. step: number of the running step, from 1; outside of steps, of the last finished one. total:
     steps of the whole run. epoch: epochs of data read so far. tokens: positions of the earlier steps. phase: its name.
-    rows: the microbatches of this rank; empty outside of a step and on ranks that read none. valid_tokens: of the step
-    on all ranks, 0 before they are counted. loss: mean over these tokens, and grad_norm, before clipping: NaN until
-    they are summed over ranks, after `after_backward`. objective: mean of the objective; None until then, and if it is
+    rows: the microbatches of this rank; empty outside of a step and on ranks that read none; around the loss only that
+    microbatch. valid_tokens: of the step on all ranks, 0 before they are counted. loss: mean over these tokens, and
+    grad_norm, before clipping: NaN until they are summed over ranks, after `after_backward`; in `after_loss` the mean
+    over the valid tokens of that microbatch on this rank, NaN without any. objective: mean of the objective; None until then, and if it is
     the cross-entropy. lr: of the step, also before the optimizer has it. measured: metric → value of the latest
     evaluations, as `eval/web/loss`. model: this rank's part of the model: `named_parameters()`, with names of the whole
-    model, and `parts`. failure: the error that ended the run, only in `at_failure`. status: how the run ended, only in
+    model, and `parts`; a RuntimeError `before_init`, as for optimizer. failure: the error that ended the run, only in `at_failure`. status: how the run ended, only in
     `at_end`. resources: name → other results of plan nodes, which may change between versions.
     """
 
@@ -51,13 +52,26 @@ class RunContext:
     grad_norm: float
     lr: float
     measured: Mapping[str, float]
-    model: ModelParts
-    optimizer: Optimizer
+    _model: ModelParts | None = field(alias="model")
+    _optimizer: Optimizer | None = field(alias="optimizer")
     rank: Rank
     plan: Plan
     failure: BaseException | None
     status: str
     resources: Mapping[str, Any]
+
+    @property
+    def model(self) -> ModelParts:
+        return self._built(self._model, "model")
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self._built(self._optimizer, "optimizer")
+
+    def _built(self, resource: Any, name: str) -> Any:
+        if resource is None:
+            raise RuntimeError(f"there is no {name} {self.place}")
+        return resource
 
     @property
     def device(self) -> torch.device:
@@ -66,8 +80,10 @@ class RunContext:
 
 
 STEP = "in place of the forward and backward"
+# Places before the first step of a start.
+_NO_RECORD = ("before_init", "after_init", "before_train")
 # Places inside the running step.
-_UNDER_WAY = (STEP, *(place for place in IN_STEP if place != "after_phase"))
+_UNDER_WAY = (STEP, *AROUND_LOSS, *(place for place in IN_STEP if place not in ("after_phase", "after_epoch")))
 
 
 @frozen(kw_only=True, eq=False)
@@ -83,9 +99,9 @@ class HookCall:
     place: str
     changes: str
     plan: Plan
-    model: ModelParts
-    optimizer: Optimizer
-    feed: Feed
+    model: ModelParts | None
+    optimizer: Optimizer | None
+    feed: Feed | None
     rank: Rank
     records: Records
     progress: Progress
@@ -105,9 +121,8 @@ class HookCall:
     ) -> "HookCall":
         """Load a function and take its resources from the run. name: for its metrics; default: the function's name."""
         part = part_of(kind, user, spec_folder(plan.spec))
-        needed = {
-            resource: resources[resource] for resource in ("model", "optimizer", "feed", "rank", "records", "progress")
-        }
+        needed = {resource: resources[resource] for resource in ("rank", "records", "progress")}
+        needed |= {resource: resources.get(resource) for resource in ("model", "optimizer", "feed")}
         return cls(
             metrics=f"{kind}/{name or part.function}",
             part=part,
@@ -133,18 +148,18 @@ class HookCall:
     def _lr(self, step: Step) -> float:
         """Return the learning rate of a step that has not set it yet; 0 before there is a schedule."""
         schedule = self.resources.get("schedule")
-        return 0.0 if schedule is None or self.feed.batch is None else schedule(step.index)
+        return 0.0 if schedule is None or self.feed is None or self.feed.batch is None else schedule(step.index)
 
     def context(self, step: Step, failure: BaseException | None = None, status: str = "") -> RunContext:
         """Return the context for the function."""
-        progress = self.progress
+        progress, feed = self.progress, self.feed
         return RunContext(
             place=self.place,
             step=step.index + 1 if self.place in _UNDER_WAY else progress.step,
-            total=self.feed.steps,
-            epoch=self.feed.epoch(progress.step) or 0.0,
+            total=0 if feed is None else feed.steps,
+            epoch=0.0 if feed is None else feed.epoch(progress.step) or 0.0,
             tokens=progress.tokens,
-            phase=step.phase or self.feed.phase(step.index).name,
+            phase=step.phase or ("" if feed is None else feed.phase(step.index).name),
             rows=tuple(step.microbatches),
             valid_tokens=step.valid_tokens,
             loss=step.loss,
@@ -164,6 +179,8 @@ class HookCall:
     def record(self, given: Any, at: int) -> None:
         """Record the returned metrics for the state after `at` steps."""
         if given is not None:
+            if self.place in _NO_RECORD:
+                raise self.part.failed(f"returned metrics {self.place}, where no step has a record yet")
             metrics = self._metrics(given)
             self.records.measured(metrics)
             # A metric that decides about the best checkpoint belongs to the state saved in this step.
@@ -203,17 +220,14 @@ def step_hook(
 ) -> StepCall:
     """Create a hook of every step, or of the start or end of a phase."""
     call = event_hook(plan, node_id, user, place, changes, resources)
-    if place == "before_phase":
-        return lambda step: call(step) if _begins(feed, step.index) else None
-    if place == "after_phase":
-        # The end of a phase is certain only when the next one begins; the loop calls the hook of the last phase.
-        return lambda step: call(_before(step, feed)) if step.index and _begins(feed, step.index) else None
-    return call
-
-
-def _begins(feed: Feed, index: int) -> bool:
-    """Return True if a step is the first of its phase."""
-    return index == 0 or feed.phase(index).name != feed.phase(index - 1).name
+    when, _, what = place.partition("_")
+    if what not in ("phase", "epoch"):
+        return call
+    begins = feed.begins_epoch if what == "epoch" else feed.begins_phase
+    if when == "before":
+        return lambda step: call(step) if begins(step.index) else None
+    # The end of a phase is certain only when the next one begins; the loop calls the hook of the last phase.
+    return lambda step: call(_before(step, feed)) if step.index and begins(step.index) else None
 
 
 def _before(step: Step, feed: Feed) -> Step:
@@ -221,8 +235,47 @@ def _before(step: Step, feed: Feed) -> Step:
     return Step(index=step.index - 1, phase=feed.phase(step.index - 1).name)
 
 
-def _versions(model: ModelParts) -> tuple[list[int], list[tuple[int, int]]]:
+@frozen(kw_only=True, eq=False)
+class LossHooks:
+    """Hooks around the forward of each microbatch, by place."""
+
+    calls: Mapping[str, Sequence[HookCall]]
+
+    @classmethod
+    def of(cls, plan: Plan, resources: Resources) -> "LossHooks":
+        nodes = [node for node in plan.nodes if node.op == "event.hook"]
+        return cls(
+            calls={
+                place: [
+                    event_hook(plan, node.id, node.args["user"], place, node.args["changes"], resources)
+                    for node in nodes
+                    if node.args["place"] == place
+                ]
+                for place in AROUND_LOSS
+            }
+        )
+
+    def forward(
+        self, forward: Callable[[None, ModelBatch], Tensor], batch: ModelBatch, microbatch: Microbatch, step: Step
+    ) -> Tensor:
+        """Return the objective of a microbatch, and call the hooks before and after its forward."""
+        self._call("before_loss", step, microbatch, float("nan"))
+        objective = forward(None, batch)
+        if self.calls["after_loss"]:
+            valid = microbatch.num_valid
+            loss = float(batch.cross_entropy.detach()) / valid if valid and batch.cross_entropy is not None else None
+            self._call("after_loss", step, microbatch, float("nan") if loss is None else loss)
+        return objective
+
+    def _call(self, place: str, step: Step, microbatch: Microbatch, loss: float) -> None:
+        for call in self.calls[place]:
+            call(evolve(step, microbatches=[microbatch], loss=loss))
+
+
+def _versions(model: ModelParts | None) -> tuple[list[int], list[tuple[int, int]]]:
     """Return the version counters of parameters and gradients; writes through `.data` are not seen."""
+    if model is None:
+        return [], []
     parameters = [own_part(parameter)._version for parameter in model.parameters()]
     gradients = [
         (0, 0) if parameter.grad is None else (id(parameter.grad), own_part(parameter.grad)._version)
@@ -313,6 +366,7 @@ def evaluation_body(
     call = HookCall.of("evaluation_step", plan, user, resources, place=place)
 
     def call_evaluation_function(step: Step, batches: Iterator[ModelBatch]) -> float:
+        assert call.model is not None
         context = StepContext(batches=batches, scale=1.0, run=call.context(step), whole=call.model.whole)
         with failures_of(call.part):
             loss_sum = call.function(context, **call.part.arguments)

@@ -14,11 +14,12 @@ from xtrain.plan.plan import Plan
 from xtrain.records.training_events import PhaseEvent
 from xtrain.runtime.base.mesh import Meshes
 from xtrain.runtime.base.ops import op
-from xtrain.runtime.base.state import BadSteps, Progress, Rank
+from xtrain.runtime.base.state import BadSteps, Progress, Rank, Resources
 from xtrain.runtime.feed.microbatch import DocumentSums
 from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.loop.agreement import Agreement, Limits
 from xtrain.runtime.loop.alerts import AlertMonitor
+from xtrain.runtime.loop.hooks import LossHooks
 from xtrain.runtime.loop.metrics import Window
 from xtrain.runtime.nn.axes import local
 from xtrain.runtime.nn.batch import ModelBatch, NonFinite, NothingLearned, SkipStep, Step, StepCall
@@ -189,6 +190,8 @@ def forward_backward(
     each: bool = False,
     wrapped: WrappedModel | None = None,
     beat: HeartbeatWriter | None = None,
+    plan: Plan | None = None,
+    resources: Resources | None = None,
 ) -> StepCall:
     """Compute gradients of the mean loss over the step's valid tokens, sequences or pairs, one microbatch at a time.
 
@@ -198,6 +201,7 @@ def forward_backward(
     """
     wrapped = wrapped or WrappedModel.of(model)
     beat = beat or HeartbeatWriter()  # read by no one
+    hooks = None if plan is None or resources is None else LossHooks.of(plan, resources)
 
     def train_microbatches(step: Step) -> None:
         count = len(step.microbatches)
@@ -209,7 +213,11 @@ def forward_backward(
             beat.mark()
             batch = ModelBatch.of(microbatch, rank.device)
             batch.each = each
-            wrapped.backward((wrapped.forward(None, batch) * scale).sum())
+            if hooks is None:
+                objective = wrapped.forward(None, batch)
+            else:
+                objective = hooks.forward(wrapped.forward, batch, microbatch, step)
+            wrapped.backward((objective * scale).sum())
             sums.append(batch.sums)
             step.row_losses += [batch.row_losses] if batch.row_losses is not None else []
             step.batches += [batch] if each else []

@@ -140,6 +140,7 @@ class TrainingLoop:
         warms_up = True  # until the first step, which compiles, is computed
         stops = self._stops_at(timeline, sizes.times(sequence))
         last = min(total, stops)
+        self.nodes.call_hooks("before_train")
         while self.progress.step < last:
             rows = sizes.at(self.progress.step)
             step = Step(
@@ -224,6 +225,7 @@ class TrainingLoop:
                     return self._stop(halt.event, halt.reason, event_calls)
             self.records.flush(self.progress.step)
             if stopping and self.progress.step < total:
+                self.nodes.call_hooks("after_train")
                 return EndStatus.STOPPED
         try:
             for call in self.nodes.resources["at_end"]:
@@ -233,7 +235,8 @@ class TrainingLoop:
         if self.progress.step < total:
             return self._stop("stop_at", f"the run stops after step {last:,} of {total:,}", event_calls)
         self._check_learned(begun["step"] if begun else 0)
-        self.nodes.call_hooks("after_phase")
+        for place in ("after_phase", "after_epoch", "after_train"):
+            self.nodes.call_hooks(place)
         self._react("finish", event_calls)
         self.records.settle(self.progress.step)
         if self.records.speaks:
@@ -271,6 +274,7 @@ class TrainingLoop:
         """Run the nodes declared for an event that stops the run; return the end status."""
         self._note_stop(event, reason)
         self.requests.hurry(event)
+        self.nodes.call_hooks("after_train")
         self._react(event, event_calls)
         self.requests.answered = True
         return STATUS_OF_EVENT[event]

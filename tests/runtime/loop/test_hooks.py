@@ -24,7 +24,7 @@ experiment tiny { seed = 3, budget = 4 steps }
 model llama { dim = 16, layers = 1, heads = 2, ffn = 16 }
 tokenizer bytes
 dataset made { source = synthetic(documents = 50), holdout = 10% }
-batch { sequence = 32, rows = 2 }
+batch { sequence = 32, rows = 2, accumulate = 2 }
 optimizer adamw { lr = 1e-2 }
 phase late { from = 50% }
 every 2 steps log
@@ -39,6 +39,7 @@ def test_every_place_is_called_in_its_order(tmp_path):
     functions = [
         f'@hook("{place}")\ndef at_{place}(context, word="x"):\n'
         "    say(context)\n    objective = context.objective or 0\n"
+        "    if context.place in ('before_init', 'after_init', 'before_train'): return\n"
         '    return {"rows": len(context.rows), "step": context.step, "objective": objective, "lr": context.lr}\n'
         for place in PLACES
     ]
@@ -49,18 +50,21 @@ def test_every_place_is_called_in_its_order(tmp_path):
     (project.folder / "more.py").write_text(HEAD + second)
     (project.folder / "own.xtrain").write_text(SPEC + SMOOTHED + 'use "more.py"\n' + blocks + "hook second\n")
     found = project.run("own.xtrain")
-    step = ["before_step {0} {1} False", "before_backward {0} {1} False", "after_backward {0} {1} False"]
+    step = ["before_step {0} {1} False", "before_backward {0} {1} False"]
+    step += ["before_loss {0} {1} False", "after_loss {0} {1} True"] * 2
+    step += ["after_backward {0} {1} False"]
     step += ["before_optimizer {0} {1} True", "after_optimizer {0} {1} True", "after_step {0} {1} True", "second"]
     evaluated = ["before_evaluation {0} {1} True", "after_evaluation {0} {1} True"]
     saved = ["before_checkpoint {0} {1} True", "after_checkpoint {0} {1} True"]
-    expected = ["before_phase 1 train False"]
+    expected = ["before_init 0  False", "after_init 0 train False", "before_train 0 train False"]
+    expected += ["before_epoch 1 train False", "before_phase 1 train False"]
     for number, phase in ((1, "train"), (2, "train"), (3, "late"), (4, "late")):
         if number == 3:
             expected += ["after_phase 2 train False", "before_phase 3 late False"]
         recurring = [*step, *(evaluated if number % 2 == 0 else ()), *saved]
         expected += [each.format(number, phase) for each in recurring]
-    expected += ["after_phase 4 late True"]  # the end has nothing to save: the tick of the same step has
-    expected += ["at_end 4 late True"]
+    expected += [f"after_{what} 4 late True" for what in ("phase", "epoch", "train")]
+    expected += ["at_end 4 late True"]  # the end has nothing to save: the tick of the same step has
     assert (project.folder / "said").read_text().splitlines() == expected
     records = [json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records] == [1, 2, 3, 4]
@@ -69,6 +73,74 @@ def test_every_place_is_called_in_its_order(tmp_path):
         assert [r[f"hook/at_{place}/lr"] for r in (records[1], records[3])] == [records[1]["lr"], records[3]["lr"]]
     assert all(r["hook/at_after_step/objective"] == r["objective"] for r in (records[1], records[3]))
     assert records[1]["hook/at_before_step/rows"] == 2 and records[1]["eval/made/loss"] and records[1]["loss"]
+
+
+def test_hooks_around_the_loss_see_one_microbatch(tmp_path):
+    """Its loss is the mean over its tokens; weighted by them, the losses of a step are the loss of the step."""
+    project = Project(tmp_path)
+    text = 'seen = []\n@hook("after_loss")\ndef each(c):\n    (rows,) = c.rows\n'
+    text += "    seen.append((c.loss * rows.num_valid, rows.num_valid))\n"
+    text += '@hook("after_step")\ndef whole(c):\n    sums = [sum(x) for x in zip(*seen)]\n    seen.clear()\n'
+    text += '    return {"loss": sums[0] / sums[1], "count": sums[1]}\n'
+    (project.folder / "hooks.py").write_text(HEAD + text)
+    (project.folder / "own.xtrain").write_text(
+        SPEC.replace("every 2 steps log", "every 1 step log") + "hook each\nhook whole\n"
+    )
+    found = project.run("own.xtrain")
+    for line in (found / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert record["hook/whole/loss"] == pytest.approx(record["loss"], rel=1e-5)
+        assert record["hook/whole/count"] == record["valid_tokens"]
+
+
+EPOCHS = """
+from xtrain import hook, source
+
+@source
+def lines(count=12):
+    for number in range(count):
+        yield f"line {number} ".ljust(30, "x")
+
+@hook("before_epoch")
+def begins(c): said("begins", c.step)
+
+@hook("after_epoch")
+def ends(c): said("ends", c.step)
+
+def said(*words):
+    with open("said", "a") as file:
+        print(*words, file=file)
+"""
+
+
+@pytest.mark.parametrize(("budget", "expected"), [
+    ("8 steps", "begins 1 ends 3 begins 4 ends 6 begins 7 ends 8"),
+    ("2 epochs", "begins 1 ends 3 begins 4 ends 6"),
+])  # fmt: skip
+def test_epochs_begin_and_end_with_the_data(tmp_path, budget, expected):
+    project = Project(tmp_path)
+    (project.folder / "hooks.py").write_text(EPOCHS)
+    spec = SPEC.replace("4 steps", budget).replace("synthetic(documents = 50), holdout = 10%", "lines()")
+    spec = re.sub("phase late .*\nevery 2 steps log\nevery .*\n", "", spec).replace(
+        "rows = 2, accumulate = 2", "rows = 4"
+    )
+    (project.folder / "own.xtrain").write_text(spec + "hook ends\nhook begins\n")
+    project.run("own.xtrain")
+    assert (project.folder / "said").read_text().split() == expected.split()
+
+
+@pytest.mark.parametrize(("place", "code", "message"), [
+    ("before_init", "c.model", "RuntimeError: there is no model before_init"),
+    ("after_init", "return {'here': 1}", "returned metrics after_init, where no step has a record yet"),
+])  # fmt: skip
+def test_what_is_not_there_before_the_first_step_is_said(tmp_path, place, code, message):
+    project = Project(tmp_path)
+    (project.folder / "hooks.py").write_text(HEAD + f'@hook("{place}")\ndef early(c): {code}\n')
+    (project.folder / "own.xtrain").write_text(SPEC + "hook early\n")
+    command = project.start("own.xtrain", "--ui", "plain")
+    said = "".join(command.communicate(timeout=120))
+    assert command.returncode == 1
+    assert re.search(rf"\[X512\] hooks.py:[34]: hook `early`:? {re.escape(message)}", said), said
 
 
 def test_a_hook_is_called_at_a_failure(tmp_path):
