@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from attrs import evolve
 
-from xtrain.dsl.schema.actions import ENDINGS, LIMITS, Action, EventName, OnEvent
+from xtrain.dsl.schema.actions import ENDINGS, FAILURE, LIMITS, START, Action, EventName, OnEvent
 from xtrain.dsl.schema.data import Dataset, Weight
 from xtrain.dsl.schema.data import Phase as PhaseSpec
 from xtrain.dsl.schema.run import Launch
@@ -192,7 +192,9 @@ def check_events(spec: Spec, found: Findings) -> None:
 
 
 def _problem(event: EventName, actions: tuple[Action, ...], launch: Launch) -> tuple[str, str, str] | None:
-    """Return (code, message, hint) if the actions for an event that ends the run are invalid."""
+    """Return (code, message, hint) if the actions of an event that starts or ends the run are invalid."""
+    if event in (START, FAILURE):
+        return _problem_at_edge(event, actions)
     if event not in ENDINGS:
         return None  # events that do not come from outside have rules of their own
     if not occurs(event, launch):
@@ -203,6 +205,21 @@ def _problem(event: EventName, actions: tuple[Action, ...], launch: Launch) -> t
         return None  # they belong under `on nan`; another rule reports that
     if event != "finish" and not (only_informs(actions) or any(action.stops for action in actions)):
         return "X605", f"on {event} does not stop the run, which will be ended soon in any case", "add `then stop`"
+    wrong = misplaced(event, actions)
+    return None if wrong is None else ("X611", *wrong)
+
+
+def _problem_at_edge(event: EventName, actions: tuple[Action, ...]) -> tuple[str, str, str] | None:
+    """Return (code, message, hint) if an action is invalid before the first step, or on ranks that fail."""
+    for action in actions:
+        if action.only_nan or action.stops:
+            when = "before the first step" if event == START else "of a run that fails"
+            message = f"on {event} {action.kind}: there is nothing to {action.kind} {when}"
+            return "X611", message, f"remove `{action.kind}`"
+        if event == FAILURE and not action.alone:
+            message = f"{action.kind} needs all ranks, and of a run that fails some may be gone"
+            hint = "use `dump`, `notify` or an action of your own; checkpoints are saved by `every … checkpoint`"
+            return "X611", message, hint
     wrong = misplaced(event, actions)
     return None if wrong is None else ("X611", *wrong)
 

@@ -28,6 +28,7 @@ class Notify(PlannedAction):
     called = True
     example = "on finish {}"
     informs = True
+    alone = True
     hands_on = True
 
     command: str

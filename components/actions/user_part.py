@@ -21,6 +21,7 @@ class UserAction(UserComponent, PlannedAction):
     kind: ClassVar[str] = ""  # type: ignore[misc]
     reads_parameters = True
     records = True
+    alone = True
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
         "action/NAME/KEY": ("value that your own action NAME returned under KEY, on the first rank", "")
     }

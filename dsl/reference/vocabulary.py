@@ -75,6 +75,11 @@ CONSTANTS: Final[dict[str, str]] = {
 
 # Event → (when it occurs, the default behavior)
 EVENTS: Final[dict[str, tuple[str, str]]] = {
+    "start": ("training begins: before the first step of each start", "nothing"),
+    "failure": (
+        "the run fails, on each rank that still can; its actions need no other rank: `dump`, `notify`, your own",
+        "nothing",
+    ),
     "finish": (
         "the budget is used up", "`checkpoint`; added before the actions of the spec if they have none"
     ),

@@ -44,6 +44,8 @@ class Action(Component):
     """The run ends after the step. The action has no node."""
     informs: ClassVar[bool] = False
     """Only rank 0 runs the action, at once and with a message only; it does not replace a default."""
+    alone: ClassVar[bool] = False
+    """The action needs no other rank, so it may run when the run fails."""
     reads_parameters: ClassVar[bool] = False
     """The action reads individual parameters of the model."""
     uses_averages: ClassVar[bool] = False
@@ -161,8 +163,12 @@ EventName = Literal[
     "memory",
     "disk",
     "stalled",
+    "start",
+    "failure",
     "finish",
 ]
+START: Final = "start"
+FAILURE: Final = "failure"
 
 
 # If several arrive at once, the first one decides.

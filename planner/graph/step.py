@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.stacks import stack_of
-from xtrain.dsl.schema.actions import ACTIONS, action_of
+from xtrain.dsl.schema.actions import ACTIONS, FAILURE, action_of
 from xtrain.dsl.schema.component import planned_class
 from xtrain.dsl.schema.run import Hook
 from xtrain.dsl.spec import Spec
@@ -255,8 +255,9 @@ def _clip_text(args: Mapping[str, Any]) -> str:
 
 
 def _of_actions(resolved: Resolved, schedule: Schedule) -> list[StepNode]:
-    """Return the nodes that actions of ticks need in the step."""
+    """Return the nodes that actions of ticks, and of a failure, need in the step."""
     actions = [action for tick in schedule.ticks for action in tick.actions]
+    actions += schedule.events.get(FAILURE, ())
     by_kind = ((kind, [action for action in actions if isinstance(action, kind)]) for kind in ACTIONS.values())
     return [node for kind, own in by_kind if own for node in planned_class(kind, PlannedAction).in_step(own, resolved)]
 

@@ -13,7 +13,18 @@ from attrs import asdict, evolve
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.evaluation.values import quantity_text
-from xtrain.dsl.schema.actions import LIMITS, SIGNALS, Action, EventName, Tick, by_default, saving, stopping
+from xtrain.dsl.schema.actions import (
+    FAILURE,
+    LIMITS,
+    SIGNALS,
+    START,
+    Action,
+    EventName,
+    Tick,
+    by_default,
+    saving,
+    stopping,
+)
 from xtrain.dsl.schema.actions import Tick as TickSpec
 from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.run import Launch
@@ -255,7 +266,7 @@ NOTHING_SCHEDULED: Final = Schedule(ticks=(), paths=(), events={}, reasons={}, b
 def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
     """Add the ticks that a spec leaves out: a run logs 100 times and saves 20 times; one of fewer than 2,000 steps
     saves every 100 steps, one of fewer than 400 every quarter of its steps, rounded up. steps: of the budget; None if
-    unknown, where each tick is a share of the budget.
+    unknown, where each tick is a share of the budget. A run of several epochs also saves after each.
 
     A run also saves at its end; a stop request saves, then stops.
     """
@@ -275,9 +286,14 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
             if apart not in (share, quarter):
                 why = f"not more often than every {apart} steps"
             every = Quantity(apart, "steps")
-        ticks.append(TickSpec(every=every, actions=(kind(),)))
-        paths.append("")
-        reasons[f"every.{kind.kind}"] = (quantity_text(every), why)
+        periods, budget = {every: why}, spec.experiment.budget
+        if kind.saves and budget.unit == "epochs" and budget.value > 1:
+            often = periods if budget.value < parts else {}
+            periods = {Quantity(1, "epochs"): "the end of an epoch is a usual point to compare runs", **often}
+        for every in periods:
+            ticks.append(TickSpec(every=every, actions=(kind(),)))
+            paths.append("")
+        reasons[f"every.{kind.kind}"] = (" and ".join(map(quantity_text, periods)), "; ".join(periods.values()))
 
     for kind in by_default():
         default(kind)
@@ -296,7 +312,7 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
     if not events["nan"]:
         events["nan"] = (stop,)
         reasons["on.nan"] = (stop.kind, "NaN or infinity must not reach the weights")
-    events |= {name: actions for name in ALERTS if (actions := actions_on(spec.events, name))}
+    events |= {name: actions for name in (*ALERTS, START, FAILURE) if (actions := actions_on(spec.events, name))}
     bad_steps = _commands_of_bad_steps(spec)
     if not spec.checkpoint.enabled:
         return _without_saving(ticks, paths, events, reasons, bad_steps)

@@ -21,7 +21,7 @@ An outline is a tensor of constant shape with the positions of segments and padd
 stages that read no tokens: a rank can receive it without knowing the rows.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -119,7 +119,7 @@ class CollateChain:
         """Turn rows of token arrays into this rank's part of a microbatch."""
         return self.of_step([rows])[0]
 
-    def of_step(self, rows: Sequence[list[RawRow]]) -> list[Microbatch]:
+    def of_step(self, rows: Iterable[list[RawRow]]) -> list[Microbatch]:
         """Turn the rows of each microbatch of a step into this rank's parts."""
         return self.behind_pack([self.packed(some) for some in rows])
 

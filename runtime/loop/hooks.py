@@ -32,11 +32,12 @@ class RunContext:
     rows: the microbatches of this rank; empty outside of a step and on ranks that read none; around the loss only that
     microbatch. valid_tokens: of the step on all ranks, 0 before they are counted. loss: mean over these tokens, and
     grad_norm, before clipping: NaN until they are summed over ranks, after `after_backward`; in `after_loss` the mean
-    over the valid tokens of that microbatch on this rank, NaN without any. objective: mean of the objective; None until then, and if it is
-    the cross-entropy. lr: of the step, also before the optimizer has it. measured: metric → value of the latest
-    evaluations, as `eval/web/loss`. model: this rank's part of the model: `named_parameters()`, with names of the whole
-    model, and `parts`; a RuntimeError `before_init`, as for optimizer. failure: the error that ended the run, only in `at_failure`. status: how the run ended, only in
-    `at_end`. resources: name → other results of plan nodes, which may change between versions.
+    over the valid tokens of that microbatch on this rank, NaN without any. objective: mean of the objective; None until
+    then, and if it is the cross-entropy. lr: of the step, also before the optimizer has it. measured: metric → value of
+    the latest evaluations, as `eval/web/loss`. model: this rank's part of the model: `named_parameters()`, with names
+    of the whole model, and `parts`; a RuntimeError `before_init`, as for optimizer. failure: the error that ended the
+    run, only in `at_failure` and `on failure`. status: how the run ended, only in `at_end`. resources: name → other
+    results of plan nodes, which may change between versions.
     """
 
     place: str

@@ -340,19 +340,22 @@ def write(directory: Path, attempt: int, resources: Resources, error: BaseExcept
     if "rank" not in resources:  # before set-up
         return ""
     try:
-        return _written(directory / "logs" / f"memory-{attempt}", resources, error, place)
+        folder = directory / "logs" / f"memory-{attempt}"
+        return write_memory(folder, resources, _line(error), place, why="out of memory")
     except Exception as fault:  # no memory left, or no disk
         return f"the memory report could not be written: {_line(fault)}"
 
 
-def _written(folder: Path, resources: Resources, error: BaseException, place: str) -> str:
+def write_memory(folder: Path, resources: Resources, error: str, place: str, why: str = "failed") -> str:
+    """Write the planned and held memory of this rank as `rank-N.json`, `.md` and, on a GPU, `.pickle`; return a line
+    that summarizes it. error: as a line. why: the page was written, in words."""
     rank, step = resources["rank"], resources["progress"].step
     model, optimizer, ema = (resources.get(name) for name in ("model", "optimizer", "ema"))
     own = rank_memory(rank, step, model, optimizer, ema, planned_of(resources["plan"], rank))
-    own |= {"node": place, "error": _line(error)}
+    own |= {"node": place, "error": error}
     write_json(file_of(folder, rank.rank, "json"), own)
     page = file_of(folder, rank.rank, "md")
-    write_whole(page, lambda beside: beside.write_text(_page(own), encoding="utf-8"))
+    write_whole(page, lambda beside: beside.write_text(_page(own, why), encoding="utf-8"))
     if rank.device.type == "cuda":
         with suppress(Exception):
             pickle = file_of(folder, rank.rank, "pickle")
@@ -366,8 +369,8 @@ def _written(folder: Path, resources: Resources, error: BaseException, place: st
     return f"{', '.join(parts)}; report: {page}"
 
 
-def _page(own: dict[str, Any]) -> str:
-    lines = [f"# Rank {own['rank']} out of memory in step {own['step'] + 1:,}, {own['node']}", "", own["error"], ""]
+def _page(own: dict[str, Any], why: str) -> str:
+    lines = [f"# Rank {own['rank']} {why} in step {own['step'] + 1:,}, {own['node']}", "", own["error"], ""]
     others = [
         f"- {bytes_text(tensor['bytes'])}, {tensor['type']} of {' × '.join(map(str, tensor['shape'])) or 'one number'}"
         for tensor in own["largest_others"]

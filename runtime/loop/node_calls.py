@@ -7,7 +7,7 @@ from typing import Any
 import networkx as nx
 from attrs import define, field, frozen
 
-from xtrain.dsl.schema.actions import action_of
+from xtrain.dsl.schema.actions import FAILURE, action_of
 from xtrain.plan.plan import Node, Plan, PlanTick
 from xtrain.plan.step_sizes import StepSizes
 from xtrain.plan.timeline import passes
@@ -137,15 +137,25 @@ class NodeCalls:
                 OPS["event.hook"].bind(node, {**self.resources, "node_id": node.id})()(step, **details)
 
     def call_failure_hooks(self, error: BaseException) -> None:
-        """Call the failure hooks; their errors are warnings, because the run failed for another reason."""
+        """Call the failure hooks and the actions of `on failure`; their errors are warnings, because the run failed for
+        another reason."""
         if "optimizer" not in self.resources or "feed" not in self.resources:
             return
+        self.resources["failure"] = error
+        self._attempt("a hook at_failure", lambda: self.call_hooks("at_failure", failure=error))
+        nodes = [node for each in self.plan.timeline.triggers if each.event == FAILURE for node in each.nodes]
+        step = self.last_step or Step(index=max(0, self.progress.step - 1))
+        for node in map(self.plan.node, nodes):
+            self.beat.at(node.id, lasting=True)
+            self._attempt(f"on failure, {node.id}", lambda node=node: self.act(node)(step))
+
+    def _attempt(self, what: str, act: Callable[[], Any]) -> None:
         try:
-            self.call_hooks("at_failure", failure=error)
+            act()
         except (Exception, SystemExit) as another:
             with suppress(EnvironmentFault):
                 records = self.resources["records"]
-                records.warn(f"a hook at_failure: {another}", step=self.progress.step, every_rank=True)
+                records.warn(f"{what}: {another}", step=self.progress.step, every_rank=True)
 
     def _marked(self, node: Node, call: StepCall) -> StepCall:
         """Wrap a call with a heartbeat mark; the first call may take long, because it may compile."""

@@ -114,7 +114,7 @@ def agree(
         own = DocumentSums.of(step.microbatches, plan.estimates.work.pairs) if measures else DocumentSums()
         counted = [] if unit == "token" else [sum(m.num_units for m in step.microbatches) if measures else 0]
         if positions:
-            counted.append(sum(m.cumulative_lengths[-1].item() for m in step.microbatches) if measures else 0)
+            counted.append(sum(int(m.cumulative_lengths[-1]) for m in step.microbatches) if measures else 0)
         heard = agreement.meet(valid, own.tokens, own.pairs, own.laid_pairs, *counted)
         step.valid_tokens, *sums = map(int, heard)
         step.documents = DocumentSums(*sums[:3], positions=sums[-1] if positions else 0)

@@ -6,7 +6,7 @@ from typing import Final
 
 from attrs import define, evolve
 
-from xtrain.dsl.schema.actions import SIGNALS
+from xtrain.dsl.schema.actions import FAILURE, SIGNALS, START
 from xtrain.plan.plan import Node, Plan, Timeline
 from xtrain.plan.step_sizes import StepSizes
 from xtrain.records.events import SignalEvent, StopEvent
@@ -118,9 +118,9 @@ class TrainingLoop:
         due_ticks = self.due_ticks
         due_ticks.ticks = [self.nodes.due_tick(tick) for tick in timeline.ticks]
         due_ticks.tokens_taken, due_ticks.sizes = feed.tokens_taken, feed.batch.sizes
-        event_calls = {
-            r.event: tuple(map(self.nodes.call, r.nodes)) for r in self.plan.timeline.triggers if r.event != "nan"
-        }
+        # Actions of a failure are bound then: ranks may fail before all of this is set up.
+        between_steps = (each for each in self.plan.timeline.triggers if each.event not in ("nan", FAILURE))
+        event_calls = {each.event: tuple(map(self.nodes.call, each.nodes)) for each in between_steps}
         on_nan = [r for r in self.plan.timeline.triggers if r.event == "nan"]
         bad_steps = {r.count or 1: tuple(map(self.nodes.call, r.nodes)) for r in on_nan}
         too_many = max(bad_steps)
@@ -141,6 +141,8 @@ class TrainingLoop:
         stops = self._stops_at(timeline, sizes.times(sequence))
         last = min(total, stops)
         self.nodes.call_hooks("before_train")
+        if START in event_calls:
+            self._react(START, event_calls)
         while self.progress.step < last:
             rows = sizes.at(self.progress.step)
             step = Step(

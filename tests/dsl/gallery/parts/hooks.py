@@ -1,0 +1,7 @@
+from xtrain import hook
+
+
+@hook("after_loss")
+def each_loss(context):
+    """The loss of each microbatch."""
+    print(context.loss)
