@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from xtrain.runtime.base.errors import EnvironmentFault as EnvironmentFault
     from xtrain.runtime.base.part_decorators import action as action
     from xtrain.runtime.base.part_decorators import collator as collator
+    from xtrain.runtime.base.part_decorators import epoch as epoch
     from xtrain.runtime.base.part_decorators import evaluation_step as evaluation_step
     from xtrain.runtime.base.part_decorators import family as family
     from xtrain.runtime.base.part_decorators import hook as hook
@@ -44,12 +45,15 @@ if TYPE_CHECKING:
     from xtrain.runtime.base.part_decorators import state as state
     from xtrain.runtime.base.part_decorators import step as step
     from xtrain.runtime.base.part_decorators import tracker as tracker
+    from xtrain.runtime.base.part_decorators import train as train
     from xtrain.runtime.base.part_decorators import weight as weight
     from xtrain.runtime.feed.microbatch import IGNORE_INDEX as IGNORE_INDEX
     from xtrain.runtime.feed.microbatch import Microbatch as Microbatch
     from xtrain.runtime.feed.microbatch import Sample as Sample
     from xtrain.runtime.loop.hooks import RunContext as RunContext
     from xtrain.runtime.loop.hooks import StepContext as StepContext
+    from xtrain.runtime.loop.own_loops import EpochContext as EpochContext
+    from xtrain.runtime.loop.own_loops import TrainContext as TrainContext
     from xtrain.runtime.nn.fused import rms_norm as rms_norm
     from xtrain.runtime.observe.records import TrackerContext as TrackerContext
 
@@ -72,12 +76,14 @@ _OFFERED = {
     "hook": "xtrain.runtime.base.part_decorators",
     "optimizer": "xtrain.runtime.base.part_decorators",
     "evaluation_step": "xtrain.runtime.base.part_decorators",
+    **dict.fromkeys(("train", "epoch"), "xtrain.runtime.base.part_decorators"),
     "reward": "xtrain.runtime.base.part_decorators",
     "schedule": "xtrain.runtime.base.part_decorators",
     "step": "xtrain.runtime.base.part_decorators",
     "tracker": "xtrain.runtime.base.part_decorators",
     "RunContext": "xtrain.runtime.loop.hooks",
     "StepContext": "xtrain.runtime.loop.hooks",
+    **dict.fromkeys(("TrainContext", "EpochContext"), "xtrain.runtime.loop.own_loops"),
     "TrackerContext": "xtrain.runtime.observe.records",
     "Sample": "xtrain.runtime.feed.microbatch",
     "Microbatch": "xtrain.runtime.feed.microbatch",

@@ -18,7 +18,19 @@ from xtrain.dsl.schema.optimizers import SCHEDULERS, Ema, Optimizer, ParameterGr
 from xtrain.dsl.schema.parallel import Activation, Compile, Parallel
 from xtrain.dsl.schema.policy import Reward, Rollout
 from xtrain.dsl.schema.precision import Precision
-from xtrain.dsl.schema.run import Alerts, Checkpoint, EvaluationBody, Experiment, Hook, Launch, Log, StepBody, Workspace
+from xtrain.dsl.schema.run import (
+    Alerts,
+    Checkpoint,
+    EvaluationBody,
+    Experiment,
+    Hook,
+    Launch,
+    Log,
+    OwnEpoch,
+    OwnTraining,
+    StepBody,
+    Workspace,
+)
 from xtrain.dsl.schema.sweep import Sweep
 from xtrain.lazy_attrs import frozen
 
@@ -88,6 +100,8 @@ class Spec:
     hooks: dict[str, Hook] = field(factory=dict)
     step: StepBody | None = None
     evaluation_step: EvaluationBody | None = None
+    train: OwnTraining | None = None
+    epoch: OwnEpoch | None = None
     sweep: Sweep | None = None
     serve: Serve | None = None
     collate: tuple[Link, ...] = field(factory=usual_chain)
@@ -114,6 +128,8 @@ class Spec:
             *self.hooks.values(),
             self.step,
             self.evaluation_step,
+            self.train,
+            self.epoch,
         )
         actions = (action for each in (*self.ticks, *self.events) for action in each.actions)
         sources = (dataset.source for dataset in self.datasets.values())

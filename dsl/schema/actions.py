@@ -124,6 +124,11 @@ def by_default() -> list[type[Action]]:
     return sorted((kind for kind in kinds if kind.default_ticks), key=lambda kind: -kind.default_ticks)
 
 
+def commanded() -> list[type[Action]]:
+    """Return the actions that may have commands."""
+    return [ACTIONS[name] for name in (*ACTIONS.constant("COMMANDED"), *ACTIONS.offered())]
+
+
 def saving() -> Action:
     """Return the action with which a run saves its state by default."""
     return ACTIONS[ACTIONS.constant("SAVES")]()

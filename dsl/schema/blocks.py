@@ -56,6 +56,8 @@ KINDS: Final[dict[str, type]] = {
     "hook": hooks.Hook,
     "step": hooks.StepBody,
     "evaluation_step": hooks.EvaluationBody,
+    "train": hooks.OwnTraining,
+    "epoch": hooks.OwnEpoch,
     "sweep": sweep.Sweep,
     "serve": serving.Serve,
 }
@@ -68,7 +70,9 @@ NAMED: Final[dict[str, str]] = {
     "task": "tasks",
 }
 # Blocks that have no defaults: without the block the spec has no such part.
-OPTIONAL: Final = ("adapter", "rollout", "reward", "ema", "step", "evaluation_step", "sweep", "serve", "launcher")
+OPTIONAL: Final = (
+    "adapter", "rollout", "reward", "ema", "step", "evaluation_step", "train", "epoch", "sweep", "serve", "launcher"
+)  # fmt: skip
 REQUIRED: Final[dict[str, str]] = {
     "experiment": "experiment quickstart { budget = 600 steps }",
     "model": "model qwen3 { dim = 192, layers = 4, heads = 6 }",

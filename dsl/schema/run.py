@@ -384,3 +384,19 @@ class EvaluationBody(UserComponent):
     evaluations. Its settings are the parameters of the function."""
 
     name: str = label(check=file_name)
+
+
+@frozen
+class OwnTraining(UserComponent):
+    """`train NAME { … }`: a function of your own with `@train` that runs the epochs or steps of a run. Its settings are
+    the parameters of the function."""
+
+    name: str = label(check=file_name)
+
+
+@frozen
+class OwnEpoch(UserComponent):
+    """`epoch NAME { … }`: a function of your own with `@epoch` that runs the steps of each epoch. Its settings are the
+    parameters of the function."""
+
+    name: str = label(check=file_name)

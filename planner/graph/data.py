@@ -20,7 +20,7 @@ from xtrain.plan.arithmetic import microbatches_text
 from xtrain.plan.canonical import portable
 from xtrain.plan.data import form_text, node_ids, resolve_chain, source_args
 from xtrain.plan.estimates import Estimates
-from xtrain.plan.graph import Builder, Rules, component_rules, learns, resumes, stays
+from xtrain.plan.graph import Builder, Rules, component_rules, learns, resumes, rounds, stays
 from xtrain.plan.groups import task_of
 from xtrain.plan.hardware import NARROWEST, plain_kernels
 from xtrain.plan.mesh import AXES
@@ -464,7 +464,11 @@ def _packing(link: RowLink) -> dict[str, Any]:
 @resumes("collate.pack", "method group capacity align unit columns computed values wide later")
 @resumes("collate.user", "module function digest arguments variables takes gives")
 @resumes("collate.shard", "ring ulysses")
-@resumes("collate.microbatches", "micro accumulate pad_to together")
+@resumes(
+    "collate.microbatches",
+    "micro accumulate together",
+    pad_to=rounds("batch.pad_to", "rows of other lengths are computed in other pieces"),
+)
 def _chain(graph: Builder, resolved: Resolved, after: tuple[tuple[str, str], ...]) -> str:
     batch = resolved.batch
     last = ""

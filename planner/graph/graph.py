@@ -8,7 +8,7 @@ from attrs import evolve
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.evaluation.values import quantity_text
-from xtrain.dsl.schema.actions import ACTIONS
+from xtrain.dsl.schema.actions import commanded
 from xtrain.dsl.schema.component import planned_class
 from xtrain.dsl.schema.optimizers import OPTIMIZERS, ParameterGroup
 from xtrain.dsl.schema.setting import Auto
@@ -317,7 +317,7 @@ def build_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) ->
     groups = spec.parallel.execution.groups
     commands: list[Command] = []
     saves: tuple[str, ...] = ()
-    for kind in ACTIONS.values():
+    for kind in commanded():
         if groups and kind.writes_beside:
             continue
         for name, action, counts in planned_class(kind, PlannedAction).commands(declared, spec, training):

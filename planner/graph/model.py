@@ -8,7 +8,7 @@ from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.losses import Loss
 from xtrain.plan.canonical import portable
-from xtrain.plan.graph import INITIAL, ORDER, Builder, Rule, Rules, learns, resumes, rounds
+from xtrain.plan.graph import INITIAL, ORDER, Builder, Rule, Rules, learns, resumes, rounds, stays
 from xtrain.plan.hardware import HIGHEST, QUERIES
 from xtrain.plan.kernels import attention_kernels, compiles_loss, pointwise_kernels, resolve_save
 from xtrain.plan.mesh import AXES, device_kind
@@ -420,7 +420,8 @@ def _async_tensor_parallel(graph: Builder, resolved: Resolved, last: str) -> str
 
 @resumes(
     "setup.compile",
-    "pattern matches lengths",
+    "pattern matches",
+    lengths=stays("batch.pad_to"),
     switch=True,
     **dict.fromkeys(("mode", "cuda"), rounds("compile.mode", "compiled blocks round differently")),
 )

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.stacks import stack_of
-from xtrain.dsl.schema.actions import ACTIONS, FAILURE, action_of
+from xtrain.dsl.schema.actions import FAILURE, action_of
 from xtrain.dsl.schema.component import planned_class
 from xtrain.dsl.schema.run import Hook
 from xtrain.dsl.spec import Spec
@@ -35,7 +35,14 @@ def hook_text(hook: Hook) -> str:
 
 
 def add_hooks(graph: Builder, spec: Spec, after: str) -> None:
-    """Add the hooks outside steps; hooks around nodes name the nodes."""
+    """Add the loops of the user, and the hooks outside steps; hooks around nodes name the nodes."""
+    for kind, loop in (("train", spec.train), ("epoch", spec.epoch)):
+        if loop is not None:
+            what = "the training" if kind == "train" else "each epoch"
+            purpose = loop.purpose.removesuffix(".")
+            does = f"{loop.function} of {loop.module} runs the steps of {what}{f': {purpose}' if purpose else ''}"
+            args = {"kind": kind, "user": loop.call()}
+            graph.add("event", "event.loop", does, id=f"loop.{kind}", args=args, after=(after,))
     for hook in spec.hooks.values():
         place = hook.declared["place"]
         if place in IN_STEP:
@@ -60,7 +67,8 @@ AWAITS: Final = "wait until the copy of the state being saved is complete"
 @resumes("step.share_outline", "source numbers")
 @resumes(
     "step.agree",
-    "unit positions",
+    "unit",
+    positions=stays("batch.pad_to"),
     harmless="time_limit_seconds=launch.time_limit launch.stop_file",
     empty_steps=stays("fault_tolerance.empty_steps", "it only concerns steps without a valid token"),
 )
@@ -258,8 +266,9 @@ def _of_actions(resolved: Resolved, schedule: Schedule) -> list[StepNode]:
     """Return the nodes that actions of ticks, and of a failure, need in the step."""
     actions = [action for tick in schedule.ticks for action in tick.actions]
     actions += schedule.events.get(FAILURE, ())
-    by_kind = ((kind, [action for action in actions if isinstance(action, kind)]) for kind in ACTIONS.values())
-    return [node for kind, own in by_kind if own for node in planned_class(kind, PlannedAction).in_step(own, resolved)]
+    kinds = sorted({type(action) for action in actions}, key=lambda kind: kind.kind)
+    by_kind = ((kind, [action for action in actions if isinstance(action, kind)]) for kind in kinds)
+    return [node for kind, own in by_kind for node in planned_class(kind, PlannedAction).in_step(own, resolved)]
 
 
 @resumes("step.tensor_grad_sync step.tied_grad_sync step.context_grad_sync", "axes")

@@ -17,7 +17,6 @@ from xtrain.dsl.schema.model import expert_families
 from xtrain.dsl.schema.parallel import STACKS, Ep
 from xtrain.dsl.schema.setting import AUTO, Auto
 from xtrain.dsl.spec import Spec
-from xtrain.dsl.user_parts.kinds import AROUND_LOSS
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, parameters
 from xtrain.plan.arithmetic import LONGEST_PADDING, Arithmetic
@@ -342,6 +341,10 @@ def _check_bodies(spec: Spec, found: Findings) -> None:
 @checks("hook.*.place", reads="hook.{} step.name parallel.pp.size")
 def _check_loss_hooks(spec: Spec, found: Findings) -> None:
     """Check that the built-in loop over microbatches calls the hooks around their loss."""
+    if not spec.hooks:
+        return
+    from xtrain.dsl.user_parts.kinds import AROUND_LOSS
+
     other = None
     if spec.parallel.pp.size != 1:
         other = f"with pp {spec.parallel.pp.size} the schedule of the pipeline computes microbatches", "use pp 1"

@@ -194,6 +194,28 @@ def evaluation_step(function: F) -> F:
 
 
 @_bare_or_called
+def train(function: F) -> F:
+    """Register a function as the loop of a run: `train name { … }`.
+
+    Its first parameter gets an `xtrain.TrainContext`; the others are settings. It is called once in each start, on all
+    ranks, and runs epochs or steps with `context.run_epoch()` or `context.step()` until these return False. If it
+    returns before, the run saves and stops.
+    """
+    return _marker(Mark("train"))(function)
+
+
+@_bare_or_called
+def epoch(function: F) -> F:
+    """Register a function as the loop of each epoch: `epoch name { … }`.
+
+    Its first parameter gets an `xtrain.EpochContext`; the others are settings. It is called on all ranks for each epoch
+    of the data, and runs its steps with `context.step()` until this returns False. If it returns before, the run saves
+    and stops.
+    """
+    return _marker(Mark("epoch"))(function)
+
+
+@_bare_or_called
 def tracker(kind: F) -> F:
     """Register a class as a tracker, which gets the records of a run: `log { Name { … } }`.
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from attrs import define, evolve
+from attrs import define, evolve, field
 
 from xtrain.dsl.schema.actions import FAILURE, SIGNALS, START
 from xtrain.plan.plan import Node, Plan, Timeline
@@ -20,6 +20,7 @@ from xtrain.runtime.loop.alerts import AlertActions, informs
 from xtrain.runtime.loop.commands import Control, UnderWay
 from xtrain.runtime.loop.metrics import Window
 from xtrain.runtime.loop.node_calls import DueTicks, NodeCalls, nodes_due
+from xtrain.runtime.loop.own_loops import Course, LoopDriver
 from xtrain.runtime.nn.batch import Halt, NonFinite, NothingLearned, RunIsOver, SkipStep, Step, StepAgain, StepCall
 from xtrain.runtime.observe.heartbeat import LASTING, WAITS
 from xtrain.runtime.observe.records import Records
@@ -69,9 +70,11 @@ class TimeLeft:
         )
 
 
+# A function of the user that runs the steps returned before the last one.
+OWN_LOOP: Final = "loop"
 STATUS_OF_EVENT: Final = {
     "sigint": EndStatus.INTERRUPTED,
-    **dict.fromkeys(("sigterm", "sigusr1", "time_limit", "stop_file", "stop_at"), EndStatus.STOPPED),
+    **dict.fromkeys(("sigterm", "sigusr1", "time_limit", "stop_file", "stop_at", OWN_LOOP), EndStatus.STOPPED),
 }
 
 
@@ -93,6 +96,8 @@ class TrainingLoop:
     alert_actions: AlertActions
     due_ticks: DueTicks
     reason: str = ""
+    _last: float = field(default=0, init=False)
+    _event_calls: dict[str, tuple[StepCall, ...]] = field(factory=dict, init=False)
 
     def run(self) -> str:
         """Train until the end of the run or a stop; return `done`, `stopped`, `interrupted`, or `complete` if nothing
@@ -101,9 +106,18 @@ class TrainingLoop:
         if self.nodes.resources["rank"].device.type != "cuda":
             cuda = None
         with collected_garbage(None if cuda is None else cuda["collect_steps"]) as collect:
-            return self._train(collect)
+            driver = LoopDriver(
+                course=self._course(collect),
+                nodes=self.nodes,
+                progress=self.progress,
+                feed=self.nodes.resources["feed"],
+                last=lambda: self._last,
+                stop=lambda reason: self._stop(OWN_LOOP, reason, self._event_calls),
+            )
+            return driver.run()
 
-    def _train(self, collect: Callable[[int], None]) -> str:
+    def _course(self, collect: Callable[[int], None]) -> Course:
+        """Yield before the first step and after each, which may be repeated or skipped; return the end status."""
         feed: Feed = self.nodes.resources["feed"]
         window: Window = self.nodes.resources["window"]
         begun = begun_from(self.plan, self.nodes.resources["begun"].start)
@@ -121,6 +135,7 @@ class TrainingLoop:
         # Actions of a failure are bound then: ranks may fail before all of this is set up.
         between_steps = (each for each in self.plan.timeline.triggers if each.event not in ("nan", FAILURE))
         event_calls = {each.event: tuple(map(self.nodes.call, each.nodes)) for each in between_steps}
+        self._event_calls = event_calls
         on_nan = [r for r in self.plan.timeline.triggers if r.event == "nan"]
         bad_steps = {r.count or 1: tuple(map(self.nodes.call, r.nodes)) for r in on_nan}
         too_many = max(bad_steps)
@@ -139,10 +154,11 @@ class TrainingLoop:
         time_left = TimeLeft(done=not self.records.speaks)
         warms_up = True  # until the first step, which compiles, is computed
         stops = self._stops_at(timeline, sizes.times(sequence))
-        last = min(total, stops)
+        self._last = last = min(total, stops)
         self.nodes.call_hooks("before_train")
         if START in event_calls:
             self._react(START, event_calls)
+        yield
         while self.progress.step < last:
             rows = sizes.at(self.progress.step)
             step = Step(
@@ -178,6 +194,7 @@ class TrainingLoop:
                     self.nodes.last_step = None
                 if again.agreed:
                     self.clocks.put_back()
+                yield
                 continue
             except SkipStep as reason:
                 self.records.event(SkippedEvent(step=step.index + 1, reason=str(reason), **reason.fields))
@@ -197,7 +214,8 @@ class TrainingLoop:
                 timeline = feed.timeline
                 pairs = zip(due_ticks.ticks, timeline.ticks, strict=True)
                 due_ticks.ticks = [evolve(due_tick, tick=tick) for due_tick, tick in pairs]
-                last = min(total, stops)
+                self._last = last = min(total, stops)
+                yield
                 continue
             except Halt as halt:
                 return self._stop(halt.event, halt.reason, event_calls)
@@ -229,6 +247,7 @@ class TrainingLoop:
             if stopping and self.progress.step < total:
                 self.nodes.call_hooks("after_train")
                 return EndStatus.STOPPED
+            yield
         try:
             for call in self.nodes.resources["at_end"]:
                 call()
@@ -277,7 +296,8 @@ class TrainingLoop:
         self._note_stop(event, reason)
         self.requests.hurry(event)
         self.nodes.call_hooks("after_train")
-        self._react(event, event_calls)
+        # A function that ends the training is a request to stop, which has no event of its own.
+        self._react("sigterm" if event == OWN_LOOP else event, event_calls)
         self.requests.answered = True
         return STATUS_OF_EVENT[event]
 
