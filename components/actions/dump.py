@@ -42,7 +42,7 @@ class Dump(PlannedAction):
 
     @classmethod
     def in_step(cls, ticks: Sequence[Action], resolved: "Resolved") -> Iterator[StepNode]:
-        most = max(action.batches for action in ticks if isinstance(action, Dump))
+        most = max((action.batches for action in ticks if isinstance(action, cls)), default=0)
         if most:
             does = f"hold the microbatches of the last {plural(most, 'step')}, to write them if the run fails"
             yield StepNode("step.agree", "step.dump", {"batches": most}, does)

@@ -10,9 +10,9 @@ from trials import TOLERANCE, Laboratory, gaps
 SINGLE, SEVERAL = "pack(single, align = 4)", "pack(sequential, align = 4)"
 NOISE = ("batch.neftune=8",)
 ROWS = [
-    (Topology(accumulate=4, note="four microbatches"), SINGLE, NOISE, ()),
+    (Topology(accumulate=4, note="four microbatches"), SINGLE, NOISE, pytest.mark.matrix),
     (Topology(pp=2), SINGLE, NOISE, ()),
-    (Topology(ring=2), SINGLE, NOISE, ()),
+    (Topology(ring=2), SINGLE, NOISE, pytest.mark.matrix),
     (Topology(pp=3, sets=("model.layers=3",), shared=("model.layers=3",)), SINGLE, NOISE, pytest.mark.matrix),
     (Topology(accumulate=2, sets=("batch.workers=1",), note="reading process"), SEVERAL, (), pytest.mark.matrix),
     (Topology(fsdp=2), SINGLE, NOISE, pytest.mark.matrix),

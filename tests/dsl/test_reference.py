@@ -33,7 +33,7 @@ PLAIN = ReferenceText(width=80)
 
 
 # Labels that name a function of the user's own.
-OF_USERS = ("hook.name", "step.name", "evaluation_step.name")
+OF_USERS = ("hook.name", "step.name", "evaluation_step.name", "train.name", "epoch.name")
 
 
 def wrong(text, *sets, without=""):

@@ -75,6 +75,7 @@ def test_every_place_is_called_in_its_order(tmp_path):
     assert records[1]["hook/at_before_step/rows"] == 2 and records[1]["eval/made/loss"] and records[1]["loss"]
 
 
+@pytest.mark.slow
 def test_hooks_around_the_loss_see_one_microbatch(tmp_path):
     """Its loss is the mean over its tokens; weighted by them, the losses of a step are the loss of the step."""
     project = Project(tmp_path)
@@ -113,6 +114,7 @@ def said(*words):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "expected"), [
     ("8 steps", "begins 1 ends 3 begins 4 ends 6 begins 7 ends 8"),
     ("2 epochs", "begins 1 ends 3 begins 4 ends 6"),
@@ -129,6 +131,7 @@ def test_epochs_begin_and_end_with_the_data(tmp_path, budget, expected):
     assert (project.folder / "said").read_text().split() == expected.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "code", "message"), [
     ("before_init", "c.model", "RuntimeError: there is no model before_init"),
     ("after_init", "return {'here': 1}", "returned metrics after_init, where no step has a record yet"),

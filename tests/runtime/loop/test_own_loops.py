@@ -74,7 +74,10 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize(("more", "said"), [
     ("train whole\nepoch each", "epoch 1|1|2|3|after 3|epoch 2|4|5|6|after 6|epoch 3|7|8|9|after 9"),
-    ("train steps", "step 1 1|step 1 2|step 2 3|step 2 4|step 2 5|step 3 6|step 3 7|step 3 8|step 4 9"),
+    pytest.param(
+        "train steps", "step 1 1|step 1 2|step 2 3|step 2 4|step 2 5|step 3 6|step 3 7|step 3 8|step 4 9",
+        marks=pytest.mark.slow,
+    ),
 ])  # fmt: skip
 def test_own_loops_train_as_the_built_in_ones(tmp_path, plain, more, said):
     project = project_of(tmp_path / "run", more)
