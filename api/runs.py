@@ -23,6 +23,7 @@ from xtrain.records.names import EVENTS_FILE, METRICS_FILE, EndStatus
 from xtrain.runtime.base.errors import EXIT_CODES
 from xtrain.tui.feed import RecordFeed
 from xtrain.tui.lines.view import follow
+from xtrain.tui.model.find import NoRun, run_at
 from xtrain.tui.state import RunState, reduce_all
 
 if TYPE_CHECKING:
@@ -43,11 +44,11 @@ class RunFailed(RuntimeError):
 
 
 def open_run(directory: str | PathLike[str]) -> "Run":
-    """Open a running or ended run by its directory. Raises FileNotFoundError if it is not a run directory."""
-    found = Path(directory)
-    if not (found / "plan.json").is_file():
-        raise FileNotFoundError(f"{found} is not a run directory: it has no plan.json")
-    return Run(found)
+    """Open a running or ended run by its directory, or by a name as for `xtrain watch`. Raises FileNotFoundError."""
+    try:
+        return Run(run_at(str(directory)))
+    except NoRun as error:
+        raise FileNotFoundError(str(error)) from None
 
 
 @define(eq=False)

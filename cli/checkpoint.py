@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtrain.cli.export import file_size
-from xtrain.cli.verb import Refused, colored, number_of, run_named
+from xtrain.cli.verb import RUN_HELP, Refused, colored, found_at, number_of
 from xtrain.text.page import Page
 from xtrain.text.units import bytes_text, plural, seconds_text
 
@@ -113,8 +113,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsers = {
         name: views.add_parser(name, help=text, description=f"{text.capitalize()}.") for name, text in about.items()
     }
+    where = f"{RUN_HELP}; or a folder with runs, a folder of checkpoints, or a checkpoint"
     for view in parsers.values():
-        view.add_argument("path", metavar="PATH", type=Path, help="a run, lineage, folder of checkpoints or checkpoint")
+        view.add_argument(
+            "path",
+            metavar="PATH",
+            type=Path,
+            help=where,
+        )
         view.add_argument("--json", action="store_true", help="print JSON, one object per line")
     parsers["verify"].add_argument("--sizes", action="store_true", help="compare only sizes, which is instant")
     prune = parsers["prune"]
@@ -130,9 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain checkpoint`. The help lists the exit statuses."""
     from xtrain.runtime.jobs.runs import below, folders
 
-    if not arguments.path.exists():  # a run by its id, or by a lineage below `runs`
-        arguments.path = run_named(arguments.path) or arguments.path
-    path: Path = arguments.path
+    path = arguments.path = found_at(arguments.path, 3)
     if not folders(path) and not below(path):
         raise Refused(3, f"xtrain checkpoint: there is no checkpoint below {path}")
     if arguments.action == "prune":

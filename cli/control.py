@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.verb import Refused, above_zero
+from xtrain.cli.verb import RUN_HELP, Refused, above_zero
 from xtrain.records.names import ControlState, ControlWord
 
 if TYPE_CHECKING:
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 HELP = "ask a running run to save, stop, evaluate, pause or profile"
 DESCRIPTION = "Ask a running run to do something between two steps, and wait until it is done."
 EPILOG = """\
-RUN is a run's directory, or a lineage or root of runs: then the one that was started last and is live.
+RUN is a name as for `xtrain watch`. If it means several runs, as an experiment's name, the command goes to the one
+that was started last and is live.
 
 commands:
   stop            save and stop, as on SIGTERM; the run can be gone on with
@@ -34,7 +35,7 @@ COMMANDS = tuple(word.value for word in ControlWord)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    parser.add_argument("path", metavar="RUN", type=Path, help="a run, or a lineage or root of runs")
+    parser.add_argument("path", metavar="RUN", help=RUN_HELP)
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=", ".join(COMMANDS))
     parser.add_argument("argument", metavar="ARGUMENT", nargs="?", help="a dataset for eval, a number for profile")
     parser.add_argument("--json", action="store_true", help="print the run's answers as JSON, one object per line")
@@ -51,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain control`. The help lists the exit statuses."""
     from xtrain.records.lines import line_of
     from xtrain.runtime.jobs.runs import Asked, NotLive, live_run
+    from xtrain.tui.model.find import NoRun, runs_at
 
     argument: str | int | None = arguments.argument
     if arguments.command == ControlWord.PROFILE:
@@ -60,11 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     elif argument is not None and arguments.command != ControlWord.EVAL:
         raise Refused(2, f"xtrain control: {arguments.command} takes no argument")
     try:
-        asked = Asked.put(live_run(arguments.path, arguments.wait), arguments.command, argument)
-    except NotLive as error:
+        asked = Asked.put(live_run(runs_at(arguments.path), arguments.wait), arguments.command, argument)
+    except (NoRun, NotLive) as error:
         from xtrain.runtime.jobs.submitted import not_begun
 
-        raise Refused(3, f"xtrain control: {not_begun(arguments.path) or error}") from None
+        raise Refused(3, f"xtrain control: {not_begun(Path(arguments.path)) or error}") from None
     except OSError as error:
         raise Refused(3, f"xtrain control: the command could not be written: {error.strerror}") from None
     state = ""

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.verb import add_sets, colored, counted, ranks, report
+from xtrain.cli.verb import Refused, add_sets, colored, counted, ranks, report
 
 if TYPE_CHECKING:
     from xtrain.planner.review.changes import Side
@@ -72,13 +72,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _place(given: str) -> str:
     """Return the run directory of a lineage, root of runs or run id; anything else unchanged."""
+    from xtrain.dsl.diagnostics.diagnostic import printable
     from xtrain.tui.model.find import NoRun, run_at
 
     try:
         if given.endswith((".xtrain", ".json")) or Path(given).is_file():
             return given
         return str(run_at(given))
-    except (NoRun, OSError):  # for a name that no file can have
+    except NoRun as error:
+        if Path(given).exists():
+            return given
+        message = f"xtrain diff: {error}; a spec ends with .xtrain, a saved plan with .json"
+        raise Refused(2, printable(message)) from None
+    except OSError:  # a name that no file can have
         return given
 
 

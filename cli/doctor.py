@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.verb import above_zero, add_node, add_sets, counted, ranks
+from xtrain.cli.verb import above_zero, add_node, add_sets, counted, ranks, spec_or_run
 from xtrain.text.units import plural
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ EPILOG = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    parser.add_argument("spec", metavar="SPEC", nargs="?", help="a spec, a saved plan (*.json) or a run directory")
+    parser.add_argument("spec", metavar="SPEC", nargs="?", help="a spec, a saved plan (*.json) or a run")
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as in the spec)")
     add_sets(parser)
     add_node(parser)
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         from xtrain.runtime.inspect.doctor import examine_without_plan
 
         return _report(examine_without_plan(), arguments, None, began)
-    path = Path(arguments.spec)
+    path = spec_or_run(arguments.spec)
     compiled = plan_from_path(path / "plan.json" if path.is_dir() else path, arguments.sets, arguments.world, counted)
     if compiled.plan is None:
         compiled.report_to(sys.stderr)

@@ -108,8 +108,6 @@ def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, me
     """Write the requested folder; return the exit status. adapter: export only the adapter. merges: merge the adapter
     into the model."""
     directory = run_named(arguments.run_directory)
-    if directory is None:
-        return 2
     from xtrain.plan.serialise import load_plan
     from xtrain.runtime.store.adapter_export import adapter_export_of, check_sound, export_of
     from xtrain.runtime.store.export_folder import check_free

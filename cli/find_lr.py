@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtrain.cli.verb import Refused, above_zero, add_sets, colored, ranks
+from xtrain.cli.verb import Refused, above_zero, add_sets, colored, ranks, spec_or_run
 from xtrain.records.names import LR_SWEEP_FILE
 from xtrain.regular_files import read_json
 
@@ -24,7 +24,7 @@ EPILOG = "example: xtrain find-lr specs/quickstart.xtrain --to 10"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", metavar="SPEC|RUN", help="a .xtrain spec, or the directory of a run of find-lr")
+    parser.add_argument("spec", metavar="SPEC|RUN", help="a .xtrain spec, or a run of find-lr")
     parser.add_argument(
         "--from",
         dest="low",
@@ -52,8 +52,8 @@ def _steps(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain find-lr`. Exit status: 0 for a result, 2 for an invalid spec or command line, else the run's own
     status."""
-    if Path(arguments.spec).is_dir():
-        return _show(Path(arguments.spec), as_json=arguments.json)
+    if (path := spec_or_run(arguments.spec)).is_dir():
+        return _show(path, as_json=arguments.json)
     if arguments.low >= arguments.high:
         raise Refused(2, f"xtrain find-lr: --from {arguments.low:g} is not below --to {arguments.high:g}")
     if arguments.plan:

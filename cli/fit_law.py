@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.verb import Refused
+from xtrain.cli.verb import RUN_HELP, Refused, found_at
 
 if TYPE_CHECKING:
     from xtrain.records.law import ScalingLaw
@@ -26,7 +26,7 @@ example:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUNS", help="run directories, or folders of them")
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help=f"a folder with runs, or {RUN_HELP}")
     parser.add_argument(
         "--metric", metavar="METRIC", help=("eval.DATASET.loss (default: the metric that all runs measure)")
     )
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain fit-law`. Exit status: 0 a law was fitted, 2 the runs allow none, 3 it cannot be written."""
     from xtrain.runtime.jobs.law import Unfittable, finished_runs, fit_law, measured_runs
 
-    finished = finished_runs(arguments.runs)
+    finished = finished_runs(map(found_at, arguments.runs))
     try:
         metric, runs = measured_runs(finished, arguments.metric)
         law = fit_law([each for _, each in runs], metric)

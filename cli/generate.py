@@ -63,8 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     problem = _problem(arguments)
     if problem:
         raise Refused(2, f"xtrain generate: {problem}")
-    if (directory := run_named(arguments.run_directory)) is None:
-        return 2
+    directory = run_named(arguments.run_directory)
     from xtrain.plan.serialise import PlanError, load_plan
     from xtrain.runtime.base.errors import DataError, EnvironmentFault
     from xtrain.runtime.nn.texts import Sampling

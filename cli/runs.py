@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtrain.cli.verb import Refused
+from xtrain.cli.verb import RUN_HELP, Refused, found_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,11 @@ DESCRIPTION = (
     "List the runs below ROOT, newest first: running, finished, failed, stopped or lost, their progress, "
     "and the state of jobs submitted by `xtrain launch`."
 )
-EPILOG = "example: xtrain runs runs/quickstart --json"
+EPILOG = """\
+Commands take the first column as a name: `xtrain watch @2`, and `quickstart@2` of what `xtrain runs quickstart` lists.
+
+example: xtrain runs quickstart --json
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "root",
         metavar="ROOT",
         nargs="?",
-        type=Path,
-        default=Path("runs"),
-        help="a root or lineage of runs, or a run by its id (default: runs)",
+        help=f"a folder with runs, an experiment, or {RUN_HELP} (default: runs)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, one object per run")
 
@@ -40,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain runs`. Exit status: 0 there are runs, 3 there are none."""
     from xtrain.tui.model.find import runs_below
 
-    root: Path = _root(arguments.root).absolute()
+    root = (Path("runs") if arguments.root is None else found_at(arguments.root, 3)).absolute()
     found = {each.directory: each for each in runs_below(root)}
     waiting = [each for each in _submitted(root) if each not in found]
     directories = [*waiting, *found]
@@ -49,26 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
         for directory, (job, state) in zip(directories, jobs_of(directories), strict=True)
     ]
     if not rows:
-        raise Refused(3, f"there is no run at {arguments.root} or below it; `xtrain run SPEC` starts one")
+        raise Refused(3, f"there is no run at {arguments.root or 'runs'} or below it; `xtrain run SPEC` starts one")
     if arguments.json:
         print("\n".join(json.dumps(row) for row in rows))
         return 0
-    _print(rows)
+    _print(rows, len(waiting))
     return 0
-
-
-def _root(path: Path) -> Path:
-    """Return an existing root or lineage, or else a lineage or run of this name below `runs`."""
-    from xtrain.tui.model.find import ROOT, NoRun, run_at
-
-    if path.exists() or path.name != str(path):
-        return path
-    if (Path(ROOT) / path).is_dir():
-        return Path(ROOT) / path
-    try:
-        return run_at(str(path))
-    except NoRun:
-        return path
 
 
 def _submitted(root: Path) -> list[Path]:
@@ -129,15 +117,18 @@ def _status(run: "FoundRun | None", state: "QueueState | None") -> str:
     return f"{word}, waiting" if waits else word
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
+def _print(rows: list[dict[str, Any]], waiting: int) -> None:
+    """Print the table. waiting: number of first rows whose runs have not begun."""
     from xtrain.text.units import duration
 
-    now, table = time.time(), [("run", "status", "step", "loss", "last record", "job", "state")]
-    for row in rows:
+    now, table = time.time(), [("", "run", "status", "step", "loss", "last record", "job", "state")]
+    for place, row in enumerate(rows, 1 - waiting):
         ago = "" if row["time"] is None else f"{duration(max(0.0, now - row['time']))} ago"
         step = "" if row["step"] is None else f"{row['step']:,}"
         loss = "" if row["loss"] is None else f"{row['loss']:.4f}"
-        table.append((row["run"], row["status"], step, loss, ago, row["job"] or "", row["state"] or ""))
+        name = f"@{place}" if place > 0 else ""
+        job, state = row["job"] or "", row["state"] or ""
+        table.append((name, row["run"], row["status"], step, loss, ago, job, state))
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     for row in table:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

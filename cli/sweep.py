@@ -8,31 +8,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtrain.cli.run_sweep import table_text, value_text
-from xtrain.cli.verb import Refused
+from xtrain.cli.verb import Refused, found_at
 
 if TYPE_CHECKING:
     from xtrain.records.sweep import SweepState
 
 
 HELP = "show, export or stop a sweep"
-DESCRIPTION = "Inspect or stop a sweep of `xtrain run`, by its folder."
-EPILOG = "example: xtrain sweep show runs/quickstart-sweep-1a2b3c4d --csv trials.csv"
+DESCRIPTION = "Inspect or stop a sweep of `xtrain run`."
+EPILOG = "example: xtrain sweep show quickstart-sweep-1a2b3c4d --csv trials.csv"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(title="what to do", metavar="WHAT", dest="what", required=True)
     show = verbs.add_parser("show", help="list trials, the best first")
-    show.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
+    show.add_argument("folder", type=Path, metavar="FOLDER", help="a sweep by its name below runs, or its folder")
     show.add_argument("--json", action="store_true", help="print the trials as JSON")
     show.add_argument(
         "--csv", type=Path, metavar="FILE", help=("show the best trial, its settings and its run directory")
     )
     show.add_argument("--parquet", type=Path, metavar="FILE", help="write the trials as Parquet (needs pyarrow)")
     best = verbs.add_parser("best", help="the best trial, its settings and its run directory")
-    best.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
+    best.add_argument("folder", type=Path, metavar="FOLDER", help="a sweep by its name below runs, or its folder")
     best.add_argument("--json", action="store_true", help="print it as JSON")
     stop = verbs.add_parser("stop", help="let running trials save and stop; `xtrain run` resumes them")
-    stop.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
+    stop.add_argument("folder", type=Path, metavar="FOLDER", help="a sweep by its name below runs, or its folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     written."""
     from xtrain.records.sweep import SWEEP_FILE, SweepState
 
+    folder = found_at(arguments.folder)
+    arguments.folder = folder.parent if (folder.parent / SWEEP_FILE).is_file() else folder
     if not (arguments.folder / SWEEP_FILE).is_file():
         raise Refused(2, f"error: {arguments.folder} is not a sweep: it has no {SWEEP_FILE}")
     if arguments.what == "stop":

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from xtrain.plan.plan import Counted, Plan
 
 
-RUN_HELP = "a run, a lineage or root of runs (its newest run), or a run id or its beginning"
+RUN_HELP = "a run: its name, the beginning of it or its path; an experiment (its newest run); @2 (the second newest); ."
 
 
 def add_sets(parser: argparse.ArgumentParser) -> None:
@@ -69,23 +69,38 @@ def _index(text: str) -> int:
     return int(text)
 
 
-def run_named(text: str | Path) -> Path | None:
-    """Return the run directory for a path, lineage, root of runs or run id, as `xtrain watch` accepts them; None if
-    there is none.
-
-    Prints the chosen run to stderr unless `text` is its path.
-    """
+def run_named(text: str | Path, code: int = 2) -> Path:
+    """Return the directory of the run that a text names; print it to stderr unless `text` is its path. Raises Refused
+    with the exit code."""
     from xtrain.dsl.diagnostics.diagnostic import printable
     from xtrain.tui.model.find import NoRun, run_at
 
     try:
         found = run_at(str(text))
     except NoRun as error:
-        print(printable(f"{error}; `xtrain runs` lists runs"), file=sys.stderr)
-        return None
+        raise Refused(code, printable(f"{error}; `xtrain runs` lists runs")) from None
     if found != Path(text):
         print(printable(f"run {found}"), file=sys.stderr)
     return found
+
+
+def found_at(text: str | Path, code: int = 2) -> Path:
+    """Return an existing path, or else the folder of the experiment, or the directory of the run, that a text names.
+    `.` in a project is its folder of runs. Raises Refused with the exit code."""
+    from xtrain.tui.model.find import ROOT
+
+    path = Path(text)
+    if str(path) == "." and not (path / "plan.json").is_file() and (path / ROOT).is_dir():
+        return Path(ROOT)
+    if path.exists():
+        return path
+    return Path(ROOT) / path if (Path(ROOT) / path).is_dir() else run_named(text, code)
+
+
+def spec_or_run(text: str) -> Path:
+    """Return the path of a spec or saved plan, or the directory of the run that a text names. Raises Refused (2)."""
+    path = Path(text)
+    return path if path.is_file() or path.suffix in (".xtrain", ".json") else run_named(text)
 
 
 def colored() -> bool:

@@ -5,14 +5,16 @@ import sys
 import threading
 from pathlib import Path
 
-from xtrain.cli.verb import Refused
+from xtrain.cli.verb import RUN_HELP, Refused
 from xtrain.records.names import EVENTS_FILE, METRICS_FILE
 from xtrain.text.printing import drawn_on
 
 HELP = "watch a run in a dashboard, during or after training"
 DESCRIPTION = "Open the dashboard of a run: its numbers next to its plan, ranks, events, and other runs."
 EPILOG = """\
-RUN is a run's directory, the beginning of its name, or a lineage or root of runs; without it the newest below runs/.
+RUN is the name of a run below runs/, the beginning of one, or its path; an experiment or a folder means its newest
+run, @2 the second newest run, quickstart@2 that of an experiment, and . the run that the working folder has or lies in.
+Without RUN it is the newest below runs/. `xtrain runs` lists names.
 The dashboard only reads files: closing it never touches training. Its keys are shown with ?.
 
 examples:
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     from xtrain.tui.board.terminal import SCREENS
 
-    parser.add_argument("path", metavar="RUN", nargs="?", help="a run, or a lineage or root of runs (default: runs)")
+    parser.add_argument("path", metavar="RUN", nargs="?", help=f"{RUN_HELP} (default: @1)")
     parser.add_argument(
         "--screen", choices=tuple(SCREENS), default="", metavar="SCREEN", help=f"first screen: {', '.join(SCREENS)}"
     )

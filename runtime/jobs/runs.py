@@ -3,7 +3,7 @@
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,28 +41,21 @@ def is_live(directory: Path, lock_name: str = WORKER_LOCK) -> bool:
     return False
 
 
-def live_run(path: Path, patience: float = 0.0) -> Path:
-    """Return the run at a path, or the running run below it that was started last.
+def live_run(runs: Sequence[Path], patience: float = 0.0) -> Path:
+    """Return the first running run.
 
-    patience: seconds to wait for ranks of a run at that very path that are about to start. Raises NotLive.
+    patience: seconds to wait for ranks of a single run that are about to start. Raises NotLive.
     """
-    if (path / "plan.json").is_file():
-        deadline = time.monotonic() + patience
-        while not is_live(path):
-            if time.monotonic() > deadline or not is_live(path, LAUNCHER_LOCK):
-                raise NotLive(f"no rank is running in {path}")
-            time.sleep(LOOK_SECONDS)
-        return path
-    runs = [plan.parent for depth in ("*", "*/*") for plan in path.glob(f"{depth}/plan.json")]
-    live = [run for run in runs if is_live(run)]
-    if not live:
-        where = (
-            f"none of the {len(runs)} runs below {path} is running"
-            if runs
-            else f"there is no run at {path} or below it"
-        )
-        raise NotLive(where)
-    return max(live, key=lambda run: (run / "plan.json").stat().st_mtime)
+    if (run := next(filter(is_live, runs), None)) is not None:
+        return run
+    if len(runs) > 1:
+        raise NotLive(f"none of {len(runs)} runs is running, of which {runs[0]} was started last")
+    deadline = time.monotonic() + patience
+    while not is_live(runs[0]):
+        if time.monotonic() > deadline or not is_live(runs[0], LAUNCHER_LOCK):
+            raise NotLive(f"no rank is running in {runs[0]}")
+        time.sleep(LOOK_SECONDS)
+    return runs[0]
 
 
 @frozen

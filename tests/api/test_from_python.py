@@ -168,5 +168,5 @@ def test_a_run_is_stopped(spec: Path) -> None:
 
 
 def test_folders_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is not a run directory"):
+    with pytest.raises(FileNotFoundError, match="there is no run at"):
         xtrain.open_run(tmp_path)

@@ -70,14 +70,16 @@ def test_a_size_is_a_number_of_bytes(run: Path, tmp_path: Path, capsys):
     assert "`5 apples` is not a size; write 5GB or 500MB" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("named", ["runs", "runs/tiny", "tiny", "ab12", "runs/tiny/ab12cd34"])
+@pytest.mark.parametrize("named", ["runs", "tiny", "ab12", "@1", ".", "runs/tiny/ab12cd34"])
 @pytest.mark.parametrize("command", [
     ["export", "{}", "--to", "out"],
     ["generate", "{}", "--prompt", "a", "--tokens", "1"],
     ["merge", "{}", "--to", "out"],
     ["diff", "{}", "{}"],
     ["checkpoint", "ls", "{}"],
+    ["checkpoint", "verify", "{}"],
     ["runs", "{}"],
+    ["doctor", "{}"],
 ], ids=lambda command: command[0])  # fmt: skip
 def test_every_verb_takes_a_run_as_watch_does(tmp_path: Path, monkeypatch, capsys, command, named):
     monkeypatch.chdir(tmp_path)
@@ -89,5 +91,7 @@ def test_every_verb_takes_a_run_as_watch_does(tmp_path: Path, monkeypatch, capsy
     assert "there is no" not in said.err and "cannot be read" not in said.err
     if command[0] == "merge":
         assert "adapter" in said.err  # it found the run, which has none
+    elif command[0] == "doctor":
+        assert f"plan {plan.id}" in said.out  # whose data is not here
     else:
         assert code == 0, said

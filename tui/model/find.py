@@ -29,69 +29,100 @@ ENDED = {
 }
 # Default directory of runs.
 ROOT = "runs"
+_LISTED = 5  # candidates in a message
 
 
 class NoRun(Exception):
-    """Error for a run that does not exist; the message names the searched places."""
+    """Error for a name of no run, or of several; the message names the searched places and candidates."""
 
 
 def run_at(text: str | None) -> Path:
-    """Return the run at a path, of a lineage, or with a run id or its prefix (both below `runs`), also of its second
-    part, and as the dashboard names it (`experiment·id`); for None, the run below `runs` that was started last. Raises
+    """Return the run that a text names; the one that was started last if it names a folder or an experiment. Raises
     NoRun."""
-    path = Path(ROOT if text is None else text)
-    if is_folder(path) or text is None:
-        return newest_run(path)
-    if path.name == text:
-        named = [run for run in _runs(Path(ROOT)) if _is_named(run, text)]
-        if named:
-            return _newest(named)
+    return runs_at(text)[0]
+
+
+def runs_at(text: str | None) -> list[Path]:
+    """Return the runs that a text names, the one that was started last first. Raises NoRun.
+
+    None: all below `runs`. A folder: the run around it or in it, else the runs below it or below its `runs`.
+    Any other text is a name of runs below `runs`: an experiment, a run, the part of a run's name after `-`, one of
+    these after `experiment/` or `experiment·`, or the beginning of a single such name. `@2` is the second newest run,
+    `NAME@2` that of the runs that NAME may mean.
+    """
+    given = ROOT if text is None else text
+    before, mark, count = given.rpartition("@")
+    counted = bool(mark) and count.isdecimal() and len(count) < 7 and not is_folder(Path(given))
+    name = (before or ROOT) if counted else given
+    in_folder = text is None or is_folder(Path(name)) or (counted and not before)
+    runs = _runs_in(Path(name)) if in_folder else _runs_called(name)
+    if counted:
+        if not 0 < int(count) <= len(runs):
+            raise NoRun(f"there is no run {given}: {name} has {len(runs)}")
+        return [runs[int(count) - 1]]
+    experiments = {run.parent.name for run in runs}
+    if not in_folder and len(runs) > 1 and not (len(experiments) == 1 and experiments.pop().startswith(name)):
+        hint = f"write more of a name, or {name}@1 for the newest"
+        raise NoRun(f"`{name}` names {len(runs)} runs: {_listed(runs)}; {hint}")
+    return runs
+
+
+def _runs_in(folder: Path) -> list[Path]:
     try:
-        path.stat()
+        above = [*folder.absolute().parents][:3]
+        if around := [run for run in above if is_run(run) and (run / "metadata").is_dir()]:
+            return around[:1]
+        runs = [folder] if is_run(folder) else _runs(folder) or _runs(folder / ROOT)
+    except OSError as error:
+        raise NoRun(f"{folder} cannot be read: {error.strerror}") from error
+    if not runs:
+        raise NoRun(f"there is no run at {folder} or below it")
+    return runs
+
+
+def _runs_called(name: str) -> list[Path]:
+    try:
+        Path(name).stat()
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
-        raise NoRun(f"there is no run at {path}: {error.strerror}") from error
-    below = f", and no run of that name below {ROOT}" if path.name == text else ""
-    raise NoRun(f"there is no run at {path}{below}")
+        raise NoRun(f"there is no run at {name}: {error.strerror}") from error
+    runs = _runs(Path(ROOT))
+    exact = [run for run in runs if name in _names(run)]
+    if found := exact or [run for run in runs if any(each.startswith(name) for each in _names(run))]:
+        return found
+    below = f", and no run of that name below {ROOT}: it has {_listed(runs)}" if runs else " or below it"
+    raise NoRun(f"there is no run at {name}{below}")
 
 
-def _is_named(run: Path, text: str) -> bool:
-    lineage, _, id = text.rpartition("·")
-    names = run.name, run.name.partition("-")[2]
-    if run.parent.name == text:
-        return True
-    return id != "" and lineage in ("", run.parent.name) and any(name.startswith(id) for name in names)
+def _names(run: Path) -> tuple[str, ...]:
+    experiment, id = run.parent.name, run.name.partition("-")[2]
+    names = (run.name, id) if id else (run.name,)
+    return experiment, *names, *(f"{experiment}{mark}{name}" for name in names for mark in "/·")
 
 
-def newest_run(root: Path) -> Path:
-    """Return the run at a path, or the one below it that was started last. Raises NoRun."""
-    try:
-        if (root / "plan.json").is_file():
-            return root
-        runs = _runs(root)
-    except OSError as error:
-        raise NoRun(f"{root} cannot be read: {error.strerror}") from error
-    if not runs:
-        raise NoRun(f"there is no run at {root} or below it")
-    return _newest(runs)
+def _listed(runs: list[Path]) -> str:
+    names = [f"{run.parent.name}/{run.name}" for run in runs[:_LISTED]]
+    return ", ".join(names) + (f" and {len(runs) - _LISTED} more" if len(runs) > _LISTED else "")
+
+
+def is_run(folder: Path) -> bool:
+    """Return True for the directory of a run; False for a folder with runs in which a plan was saved."""
+    return (folder / "plan.json").is_file() and not (folder / ROOT).is_dir()
 
 
 def _runs(root: Path) -> list[Path]:
-    """Return the runs directly below a root, or below a lineage in it."""
-    return [plan.parent for depth in ("*", "*/*") for plan in root.glob(f"{depth}/plan.json")]
+    """Return the runs directly below a root, or below an experiment in it, the one that was started last first."""
+    found = [plan.parent for depth in ("*", "*/*") for plan in root.glob(f"{depth}/plan.json")]
+    return sorted(filter(is_run, found), key=_started, reverse=True)
 
 
-def _newest(runs: list[Path]) -> Path:
-    """Return the run with the newest plan, which every start rewrites."""
-
-    def started(run: Path) -> float:
-        try:
-            return (run / "plan.json").stat().st_mtime
-        except OSError:  # it was removed just now
-            return 0.0
-
-    return max(runs, key=started)
+def _started(run: Path) -> tuple[float, str]:
+    """Return the time of a run's plan, which every start rewrites, and the run's name."""
+    try:
+        return (run / "plan.json").stat().st_mtime, run.name
+    except OSError:  # it was removed just now
+        return 0.0, run.name
 
 
 # Seconds that a search may take, and the most runs it finds.
@@ -140,10 +171,11 @@ class FoundRun:
 
 
 def runs_below(root: Path) -> list[FoundRun]:
-    """Return the run in a folder, and the runs below it or below a lineage in it, newest first."""
+    """Return the run in a folder, and the runs below it or below an experiment in it, the one that was started last
+    first."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    own = [root] if (root / "plan.json").is_file() else _directories(root, deadline)
-    return sorted((_glance(run, root) for run in islice(own, _MOST)), key=lambda run: -(run.time or 0.0))
+    own = [root] if is_run(root) else islice(_directories(root, deadline), _MOST)
+    return [_glance(run, root) for run in sorted(own, key=_started, reverse=True)]
 
 
 def found_runs(directory: Path) -> list[FoundRun]:
