@@ -13,7 +13,7 @@ HELP = "watch a run in a dashboard, during or after training"
 DESCRIPTION = "Open the dashboard of a run: its numbers next to its plan, ranks, events, and other runs."
 EPILOG = """\
 RUN is the name of a run below runs/, the beginning of one, or its path; an experiment or a folder means its newest
-run, @2 the second newest run, quickstart@2 that of an experiment, and . the run that the working folder has or lies in.
+run, @2 the second newest run, quickstart@2 of an experiment, and . the run that the working folder has or lies in.
 Without RUN it is the newest below runs/. `xtrain runs` lists names.
 The dashboard only reads files: closing it never touches training. Its keys are shown with ?.
 

@@ -48,7 +48,7 @@ def runs_at(text: str | None) -> list[Path]:
     None: all below `runs`. A folder: the run around it or in it, else the runs below it or below its `runs`.
     Any other text is a name of runs below `runs`: an experiment, a run, the part of a run's name after `-`, one of
     these after `experiment/` or `experiment·`, or the beginning of a single such name. `@2` is the second newest run,
-    `NAME@2` that of the runs that NAME may mean.
+    `NAME@2` the second newest of the runs that NAME may mean.
     """
     given = ROOT if text is None else text
     before, mark, count = given.rpartition("@")
