@@ -18,9 +18,10 @@ from attrs import field
 _BUILDING = RLock()
 # A child process has the thread that forked alone: it would wait forever for a lock of another one.
 os.register_at_fork(before=_BUILDING.acquire, after_in_parent=_BUILDING.release, after_in_child=_BUILDING.release)
-_FIELDS, _MATCHED = "__attrs_attrs__", "__match_args__"
+_FIELDS = "__attrs_attrs__"
+_COMPUTED = (_FIELDS, "__match_args__", "__signature__")  # the last is that of `__init__`
 # Methods that attrs leaves alone, or replaces in its own way, if a class has them.
-_OWN = {"__init__", "__eq__", "__ne__", "__hash__", "__setattr__", "__delattr__", "__slots__", _MATCHED}
+_OWN = {"__init__", "__eq__", "__ne__", "__hash__", "__setattr__", "__delattr__", "__slots__", *_COMPUTED[1:]}
 _OPTIONS = {"eq", "frozen", "kw_only"}
 
 
@@ -70,7 +71,7 @@ def _declare(decorate: Callable[..., type], cls: Any = None, /, **options: Any) 
             if isinstance(vars(cls)[_FIELDS], _Unbuilt):
                 for base in cls.__mro__[1:-1]:
                     getattr(base, _FIELDS, None)
-                for name in (__setattr__.__name__, __delattr__.__name__, _MATCHED):
+                for name in ("__setattr__", "__delattr__", *_COMPUTED[1:]):
                     if name in vars(cls):
                         delattr(cls, name)
                 # Few classes are compared or printed.
@@ -114,7 +115,7 @@ def _declare(decorate: Callable[..., type], cls: Any = None, /, **options: Any) 
     stubs = [__init__, __setattr__, __delattr__, *compared, *([] if "__repr__" in own else [__repr__])]
     for stub in stubs:
         setattr(cls, stub.__name__, stub)
-    for name in (_FIELDS, _MATCHED):
+    for name in _COMPUTED:
         setattr(cls, name, _Unbuilt(name, build))
     return cls
 

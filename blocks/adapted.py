@@ -1,7 +1,7 @@
 """Decoder blocks with adapters: trained matrices next to the frozen matrices of a block."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from attrs import evolve, field
 
@@ -81,6 +81,8 @@ def alone_name(parameter: ParameterSpec) -> str:
 @frozen
 class AdaptedBlock(Chain):
     """Block (its only piece) with adapters on some of its matrices."""
+
+    composable: ClassVar[bool] = False
 
     matrices: tuple[AdaptedMatrix, ...]
 

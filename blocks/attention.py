@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
 
-from xtrain.blocks.block import Layer, later, norm_weight, row_bias
+from xtrain.blocks.block import Layer, later, norm_weight, not_above_zero, row_bias
 from xtrain.blocks.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.model_config import Rope
 from xtrain.lazy_attrs import frozen
@@ -62,14 +62,17 @@ class AttentionLayer(Layer):
     growth: float = later(0.0)
 
     def __attrs_post_init__(self) -> None:
-        for name in ("window", "scale", "cap", "theta", "rotary"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"`{name}` is {value}, and must be above 0")
+        if (problem := not_above_zero(self, "window", "scale", "cap", "theta", "rotary")) is not None:
+            raise ValueError(problem)
         if self.rotary is not None and self.rotary % 2:
             raise ValueError(f"`rotary` is {self.rotary}, and must be even")
         if self.growth and (self.rotary is not None or self.theta is not None or not self.rope):
             raise ValueError("`growth` needs the model's rotary positions on all numbers of a head")
+
+    def unfit(self, arch: Architecture) -> str | None:
+        if self.rotary is None or self.rotary <= arch.head_dim:
+            return None
+        return f"`rotary` of `{self.name}` is {self.rotary}, and a head has {arch.head_dim} numbers"
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         if self.sinks:  # modules list their own parameters before the parameters of child modules
@@ -364,6 +367,17 @@ class LatentAttentionLayer(Layer):
     scale: float
     interleaved: bool = True
     bias: bool = False
+
+    def unfit(self, arch: Architecture) -> str | None:
+        sizes = ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim", "scale")
+        if (problem := not_above_zero(self, *sizes)) is not None:
+            return problem
+        if self.rope_dim % 2:
+            return f"`rope_dim` is {self.rope_dim}, and must be even"
+        width = max(self.query_dim, self.value_dim)
+        if width == arch.head_dim:
+            return None
+        return f"heads of `{self.name}` have {width} numbers, and `head_dim` is {arch.head_dim}"
 
     @property
     def query_dim(self) -> int:

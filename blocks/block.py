@@ -55,16 +55,28 @@ def piece(name: str) -> Callable[..., Any] | None:
 
 @cache
 def pieces() -> Mapping[str, Callable[..., Any]]:
-    """Return xtrain's own pieces and composing functions, by name."""
+    """Return xtrain's own pieces and composing functions that families of a user may call, by name."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         import_module(f"{__package__}.{module.name}")
-    return {name: each for name, each in _PIECES.items() if each.__module__.startswith(f"{__package__}.")}
+    own = {name: each for name, each in _PIECES.items() if each.__module__.startswith(f"{__package__}.")}
+    return {name: each for name, each in own.items() if is_composable(each)}
+
+
+def is_composable(made_by: Callable[..., Any]) -> bool:
+    """Return True if families of a user may call a piece class or composing function."""
+    return not isinstance(made_by, type) or bool(getattr(made_by, "composable", False))
 
 
 class BlockPiece:
-    """Part of a block, or all of it. Two pieces with equal settings compute the same with the same parameters."""
+    """Part of a block, or all of it. Two pieces with equal settings compute the same with the same parameters.
+
+    composable: families of a user may call the class; its subclasses say it for themselves.
+    """
+
+    composable: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
+        cls.composable = vars(cls).get("composable", True)
         _PIECES[cls.__name__] = cls
 
     def to_json(self) -> dict[str, Any]:
@@ -90,8 +102,6 @@ class BlockPiece:
 
     def further(self, *, plus_one: bool, scale: float) -> "BlockPiece":
         """Return the block of a module that predicts further tokens, following this one, the last block."""
-        further_block = piece("further_block")  # it is composed from pieces itself
-        assert further_block is not None
         return further_block(self, plus_one=plus_one, scale=scale)
 
     def layers(self) -> "Iterator[Layer]":
@@ -147,11 +157,12 @@ class Layer(BlockPiece):
     settings: settings class of the families that can use the layer. reads: optional settings that it reads. adapts: its
     matrices can have adapters and can be stored in codes, because the runtime's `Linear` and `Experts` compute their
     products and `Tracer.linear` records them. attends: attention, which at most one layer of a block is. mixes: a
-    position sees earlier ones by a state that the layer carries on. keeps_state: generation keeps a state of an
-    attention layer instead of tensors of earlier positions. window:
-    for an attention layer, the number of positions of its document that a query sees; None: all earlier ones.
+    position sees earlier ones by a state that passes from each position to the next. keeps_state: generation keeps a
+    state of an attention layer instead of tensors of earlier positions. window: for an attention layer, the number of
+    positions of its document that a query sees; None: all earlier ones.
     """
 
+    composable: ClassVar[bool] = False
     settings: ClassVar[type[Model]] = TransformerSettings
     reads: ClassVar[tuple[str, ...]] = ()
     adapts: ClassVar[bool] = False
@@ -189,6 +200,10 @@ class Layer(BlockPiece):
 
     def angles(self, arch: Architecture) -> RotaryAngles | None:
         """Return the RoPE angles of an attention layer; None without RoPE."""
+        return None
+
+    def unfit(self, arch: Architecture) -> str | None:
+        """Return why it does not fit the sizes of a model; None if it does."""
         return None
 
     def words(self, arch: Architecture) -> tuple[str, ...]:
@@ -267,6 +282,13 @@ def _traced(piece: BlockPiece, on: "Tracer", x: TracedTensor) -> TracedTensor:
         return piece.trace(on, x)
     with on.ops.scope():
         return piece.trace(on, x)
+
+
+def not_above_zero(piece: BlockPiece, *names: str) -> str | None:
+    """Return what is wrong with the first of these numbers that is not above 0; None is skipped."""
+    values = ((name, getattr(piece, name)) for name in names)
+    wrong = next(((name, value) for name, value in values if value is not None and value <= 0), None)
+    return None if wrong is None else "`{}` is {}, and must be above 0".format(*wrong)
 
 
 def row_bias(module: str, width: int, partial: Partial = "by_position") -> BlockParameter:
@@ -359,6 +381,8 @@ class JoinLayer(Layer):
     Tensor parallelism does not cut the matrix: each rank computes its own positions.
     """
 
+    composable: ClassVar[bool] = False
+
     plus_one: bool = later(False)
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
@@ -398,7 +422,6 @@ class JoinLayer(Layer):
         )
 
 
-@composed
 def further_block(last: BlockPiece, *, plus_one: bool = False, scale: float = 1.0) -> BlockPiece:
     """Compose a prediction module as a block: the join, `last` (the block that it follows) and a norm. plus_one: for
     its norms. scale: of the head's input."""

@@ -41,6 +41,7 @@ class CodeLayer(Layer):
     """All of a layer. kind: its place among the distinct layers of the description. experts: xtrain computes its
     experts."""
 
+    composable: ClassVar[bool] = False
     settings: ClassVar[type[Model]] = Model
     adapts: ClassVar[bool] = True
     attends: ClassVar[bool] = True

@@ -7,7 +7,7 @@ which replaces a cache of keys and values.
 from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING, Final
 
-from xtrain.blocks.block import Layer, norm_weight
+from xtrain.blocks.block import Layer, norm_weight, not_above_zero
 from xtrain.blocks.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, BlockParameter, Initial
@@ -38,6 +38,14 @@ class DeltaNetLayer(Layer):
     key_dim: int
     value_dim: int
     kernel: int
+
+    def unfit(self, arch: Architecture) -> str | None:
+        sizes = ("key_heads", "value_heads", "key_dim", "value_dim", "kernel")
+        if (problem := not_above_zero(self, *sizes)) is not None:
+            return problem
+        if self.value_heads % self.key_heads:
+            return f"`value_heads` is {self.value_heads}, which `key_heads` {self.key_heads} does not divide"
+        return None
 
     @classmethod
     def torch_module(cls) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve
 
-from xtrain.blocks.block import Layer, later, row_bias
+from xtrain.blocks.block import Layer, later, not_above_zero, row_bias
 from xtrain.blocks.op_trace import ALL_TO_ALL, INDEX, MATMUL, TP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.model import ExpertTransformer
@@ -128,10 +128,22 @@ class ExpertsLayer(Layer):
     alpha: float = later(1.702)
 
     def __attrs_post_init__(self) -> None:
-        for name in ("limit", "alpha"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"`{name}` is {value}, and must be above 0")
+        if (problem := not_above_zero(self, "limit", "alpha")) is not None:
+            raise ValueError(problem)
+
+    def unfit(self, arch: Architecture) -> str | None:
+        if (problem := not_above_zero(self, "scale", "groups", "groups_per_token")) is not None:
+            return problem
+        if self.gated_ffn < 0:
+            return f"`gated_ffn` is {self.gated_ffn}, and must be at least 0"
+        if self.groups_per_token > self.groups:
+            return f"`groups_per_token` {self.groups_per_token} exceeds `groups` {self.groups}"
+        if arch.experts % self.groups:
+            return f"`groups` of `{self.name}` is {self.groups}, which does not divide {arch.experts} experts"
+        allowed = arch.experts // self.groups * self.groups_per_token
+        if arch.experts_per_token > allowed:
+            return f"`{self.name}` sends a token to {arch.experts_per_token} experts, of {allowed} in its groups"
+        return None
 
     def has_bias(self, arch: Architecture) -> bool:
         """Return True if experts are chosen by score + bias."""

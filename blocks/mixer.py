@@ -36,6 +36,7 @@ class UserMixer(UserFunction):
     Every tensor-parallel rank computes all of it. A description that `runtime/inspect/mixers.py` makes has its costs.
     """
 
+    composable: ClassVar[bool] = False
     mixes: ClassVar[bool] = True
 
     states: tuple[LayerState, ...] = field(converter=_states)

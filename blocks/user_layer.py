@@ -1,7 +1,7 @@
 """`UserLayer`: a user's `@layer` function as a piece of a block: its operations and their cost."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from attrs import evolve, field
 
@@ -36,14 +36,14 @@ UNARY: Final[dict[str, tuple[str, int]]] = {
 # Attribute names of a torch module, which no layer or weight may have.
 RESERVED: Final = frozenset(
     """
-    T_destination add_module angles apply axes bfloat16 buffers call_super_init children compile compute cpu cuda double
-    dump_patches eval extra_repr float forward function get_buffer get_extra_state get_parameter get_submodule half
-    in_pieces ipu is_cut is_whole load_state_dict modules mtia named_buffers named_children named_modules
-    named_parameters of_piece parameters part positions recompute register_backward_hook register_buffer
+    T_destination add_module angles apply axes beginning bfloat16 buffers call_super_init children compile compute cpu
+    cuda double dump_patches eval extra_repr float forward function get_buffer get_extra_state get_parameter
+    get_submodule half in_pieces ipu is_cut is_whole load_state_dict modules mtia named_buffers named_children
+    named_modules named_parameters of_piece parameters part positions recompute register_backward_hook register_buffer
     register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
     register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter
     register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ routes set_extra_state set_submodule
-    share_memory state_dict tiled tiles to to_empty train training type xpu zero_grad
+    share_memory state_dict step tiled tiles to to_empty train training type xpu zero_grad
     """.split()  # noqa: SIM905
 )
 
@@ -77,6 +77,8 @@ class UserFunction(Layer):
     """Layer of a user's function. function, arguments: what ranks call. code: 16 hex digits over what its text
     computes. weights: its parameters."""
 
+    composable: ClassVar[bool] = False
+
     name: str
     function: str
     arguments: Mapping[str, Any] = field(hash=False)
@@ -90,6 +92,8 @@ class UserFunction(Layer):
 @frozen(kw_only=True)
 class UserLayer(UserFunction):
     """Layer that computes each position by itself. ops: its operations; the last gives its result."""
+
+    composable: ClassVar[bool] = False
 
     ops: tuple[LayerOp, ...] = field(converter=_ops)
 

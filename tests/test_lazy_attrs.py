@@ -1,6 +1,7 @@
 """`define` and `frozen` behave like those of attrs, and generate nothing before a class is used."""
 
 import copy
+import inspect
 import os
 import pickle
 import pkgutil
@@ -219,6 +220,9 @@ def test_objects_that_no_call_has_made_take_no_other_values(declare):
     match fresh:
         case Fresh(name):
             assert name == "a"
+    base, derived = declared(declare)
+    assert [*inspect.signature(derived).parameters][:3] == ["first", "second", "numbers"] and is_built(derived)
+    assert [*inspect.signature(type("Other", (base,), {})).parameters] == ["first", "second"]
     base, _ = declared(declare)
     other = base.__new__(base)
     with pytest.raises(AttributeError):

@@ -12,10 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, Final, get_origin
 
-from xtrain.blocks.block import BlockPiece, Chain, JoinLayer, Layer, further_block, piece, pieces
+from xtrain.blocks.block import BlockPiece, Chain, Layer, is_composable, piece, pieces
 from xtrain.blocks.layer_reader import check_argument, read_layer
 from xtrain.blocks.mixer import UserMixer
-from xtrain.blocks.user_layer import UserLayer, is_reserved
+from xtrain.blocks.user_layer import is_reserved
 from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.component import COMPUTED, UserComponent, named
@@ -29,13 +29,6 @@ from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 
 _OWN: Final = ("own", "family", "vocab")  # fields of an architecture that a block does not use
-_WITHHELD: Final = (
-    Layer.__name__,
-    UserLayer.__name__,
-    UserMixer.__name__,
-    JoinLayer.__name__,
-    further_block.__name__,
-)  # only planners combine them
 
 
 class _OwnFamily(UserComponent):
@@ -141,8 +134,9 @@ def _piece(name: str) -> Any:
         cls = _piece(".".join(package))
         return getattr(cls, "of", None)
     found = piece(last)
-    known = found is not None and ".".join(package) in ("xtrain", getattr(found, "__module__", ""))
-    return found if known and last not in _WITHHELD else None
+    if found is None or not is_composable(found):
+        return None
+    return found if ".".join(package) in ("xtrain", getattr(found, "__module__", "")) else None
 
 
 class _FamilyReader(BodyReader):
@@ -169,6 +163,8 @@ class _FamilyReader(BodyReader):
             if layer.name in layers:
                 message = f"two layers of the block are called `{layer.name}`"
                 raise self._fault(message, layer.name, "give each a name of its own")
+            if (problem := layer.unfit(self.arch)) is not None:
+                raise self._fault(problem, layer.name, "give another value")
             layers[layer.name] = layer
         mixing = [layer for layer in layers.values() if layer.attends]
         others = any(layer.mixes for layer in layers.values())
@@ -197,7 +193,7 @@ class _FamilyReader(BodyReader):
     def call(self, name: str, node: ast.Call, given: list[Any], named: dict[str, Any]) -> Any:
         piece = _piece(name)
         if piece is None:
-            raise self.unknown(node, name, [*(pieces().keys() - _WITHHELD), *self.module.layers])
+            raise self.unknown(node, name, [*pieces(), *self.module.layers])
         title = ast.unparse(node.func)
         try:
             signature = inspect.signature(piece)

@@ -28,7 +28,7 @@ from xtrain.runtime.nn.axes import Axes, matching
 from xtrain.runtime.nn.block import DecoderBlock, LayerBlock
 from xtrain.runtime.nn.fused import Fusible
 from xtrain.runtime.nn.head_product import TaskRouting
-from xtrain.runtime.nn.layers import Dropout, DropsInputs, EmbeddingNoise, HasKeys, Linear
+from xtrain.runtime.nn.layers import Dropout, DropsInputs, EmbeddingNoise, HasKeys, Linear, OwnModule
 from xtrain.runtime.nn.loss import Head
 from xtrain.runtime.nn.moe import Experts, MoE
 from xtrain.runtime.nn.number_formats import Fp8Matrix
@@ -400,4 +400,4 @@ def _stays_compiled(block: DecoderBlock) -> bool:
     """Return True unless the block has attention that runs uncompiled, or a user's function, which may use what torch
     cannot compile."""
     attention = (module for module in block.modules() if isinstance(module, AttentionModule))
-    return all(layer.compiles for layer in attention) and not any(hasattr(m, "part") for m in block.modules())
+    return all(layer.compiles for layer in attention) and not any(isinstance(m, OwnModule) for m in block.modules())

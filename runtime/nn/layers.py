@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import _StopRecomputationError
 
-from xtrain.blocks.user_layer import UserLayer
+from xtrain.blocks.user_layer import UserFunction, UserLayer
 from xtrain.dsl.schema.adapters import DROPOUT_CHUNK
 from xtrain.plan.architecture import RotaryAngles
 from xtrain.plan.mesh import piece
@@ -378,33 +378,49 @@ class WeightHolder(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
 
 
-def called(part: UserPart, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Return the result of a user's function. Raises PartFailed for what it raises."""
-    out: Any = None
-    stopped: _StopRecomputationError | None = None
-    with failures_of(part):
-        try:
-            out = function(*args, **named)
-        except _StopRecomputationError as stop:  # a backward has recomputed everything it needs
-            stopped = stop
-    if stopped is not None:
-        try:
-            raise stopped
-        finally:
-            del stopped  # its traceback refers to this frame and the function's tensors: break the cycle
-    return out
+class OwnModule(nn.Module):
+    """Module that computes a user's function with weights of its own, each under its name."""
+
+    def __init__(self, layer: UserFunction, part: UserPart, axes: Axes) -> None:
+        super().__init__()
+        self.axes, self.part, self.function = axes, part, part.load()
+        for weight in layer.weights:
+            self.add_module(weight.owner, WeightHolder(weight.shape))
+
+    def _called(self, /, *args: Any, **weights: Any) -> Any:
+        """Return the result of the function. Raises PartFailed for what it raises."""
+        out: Any = None
+        stopped: _StopRecomputationError | None = None
+        with failures_of(self.part):
+            try:
+                out = self.function(*args, **weights, **self.part.arguments)
+            except _StopRecomputationError as stop:  # a backward has recomputed everything it needs
+                stopped = stop
+        if stopped is not None:
+            try:
+                raise stopped
+            finally:
+                del stopped  # its traceback refers to this frame and the function's tensors: break the cycle
+        return out
 
 
-class OwnLayer(TiledModule):
+def is_like(value: Any, wanted: Tensor) -> bool:
+    """Return True if a value is a tensor of the shape and number format of another one."""
+    return isinstance(value, Tensor) and value.shape == wanted.shape and value.dtype == wanted.dtype
+
+
+def type_text(value: Any) -> str:
+    """Return the number format and shape of a tensor, or the type of another value."""
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+class OwnLayer(OwnModule, TiledModule):
     """Layer of a user's function on activations [B, S, D]."""
 
     def __init__(self, layer: UserLayer, part: UserPart, axes: Axes) -> None:
-        super().__init__()
-        self.is_cut, self.axes, self.part, self.function = layer.is_cut, axes, part, part.load()
-        self.tiles = layer.tiles
+        super().__init__(layer, part, axes)
+        self.is_cut, self.tiles = layer.is_cut, layer.tiles
         self.is_whole = {weight.owner: weight.cut is None for weight in layer.weights}
-        for weight in layer.weights:
-            self.add_module(weight.owner, WeightHolder(weight.shape))
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Compute the layer. Raises PartFailed for what the function raises, and for a result of another shape or
@@ -427,10 +443,7 @@ class OwnLayer(TiledModule):
     def _call(self, x_BSD: Tensor, weights: dict[str, Any]) -> Tensor:
         if torch.compiler.is_compiling():
             return self.function(x_BSD, **weights, **self.part.arguments)
-        out_BSD = called(self.part, self.function, (x_BSD,), {**weights, **self.part.arguments})
-        if not isinstance(out_BSD, Tensor) or out_BSD.shape != x_BSD.shape or out_BSD.dtype != x_BSD.dtype:
-            result = type(out_BSD).__name__
-            if isinstance(out_BSD, Tensor):
-                result = f"{out_BSD.dtype} of shape {tuple(out_BSD.shape)}"
-            raise self.part.failed(f"gave {result} for {x_BSD.dtype} of shape {tuple(x_BSD.shape)}, not the same")
+        out_BSD = self._called(x_BSD, **weights)
+        if not is_like(out_BSD, x_BSD):
+            raise self.part.failed(f"gave {type_text(out_BSD)} for {type_text(x_BSD)}, not the same")
         return out_BSD

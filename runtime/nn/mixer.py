@@ -7,7 +7,7 @@ cannot mix documents.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from xtrain.blocks.mixer import UserMixer
 from xtrain.runtime.base.collectives import gather
@@ -15,21 +15,18 @@ from xtrain.runtime.base.user_parts import UserPart
 from xtrain.runtime.nn.axes import Axes, local
 from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache, LayerCache
 from xtrain.runtime.nn.block import BlockSettings, Built, builds
-from xtrain.runtime.nn.layers import WeightHolder, called
+from xtrain.runtime.nn.layers import OwnModule, is_like, type_text
 
 State = tuple[Tensor, ...]
 BEGINNINGS = {"zeros": torch.zeros, "ones": torch.ones}
 
 
-class OwnMixer(nn.Module):
+class OwnMixer(OwnModule):
     """Layer of a user's function f(x, states…, weights…) → (activations, states…) on documents [B, S, D]."""
 
     def __init__(self, layer: UserMixer, part: UserPart, axes: Axes) -> None:
-        super().__init__()
-        self.axes, self.part, self.function, self.states = axes, part, part.load(), layer.states
-        self.holders = tuple(weight.owner for weight in layer.weights)
-        for weight in layer.weights:
-            self.add_module(weight.owner, WeightHolder(weight.shape))
+        super().__init__(layer, part, axes)
+        self._states, self._holders = layer.states, tuple(weight.owner for weight in layer.weights)
 
     def forward(self, x_BSD: Tensor, packing: DocumentLayout, cache: LayerCache | None = None) -> Tensor:
         """Compute the layer. Raises PartFailed for what the function raises, and for a result that does not fit."""
@@ -65,13 +62,13 @@ class OwnMixer(nn.Module):
     def beginning(self, x_BSD: Tensor, rows: int) -> State:
         """Return the states at the first position of documents."""
         like: dict[str, Any] = {"dtype": x_BSD.dtype, "device": x_BSD.device}
-        return tuple(BEGINNINGS[state.initial](rows, *state.shape, **like) for state in self.states)
+        return tuple(BEGINNINGS[state.initial](rows, *state.shape, **like) for state in self._states)
 
     def step(self, x_BSD: Tensor, states: State) -> tuple[Tensor, State]:
         """Return the activations of positions that follow on `states`, and the states after them."""
         partial = self.axes.tensor is not None and self.axes.tensor.sequence
-        weights = {name: local(getattr(self, name).weight, partial=partial) for name in self.holders}
-        found: Any = called(self.part, self.function, (x_BSD, *states), {**weights, **self.part.arguments})
+        weights = {name: local(getattr(self, name).weight, partial=partial) for name in self._holders}
+        found: Any = self._called(x_BSD, *states, **weights)
         found = found if isinstance(found, tuple) else (found,)
         wanted = [("activations", x_BSD)]
         wanted += [(f"state {number}", state) for number, state in enumerate(states, 1)]
@@ -79,13 +76,9 @@ class OwnMixer(nn.Module):
             count = len(wanted) - 1
             raise self.part.failed(f"gave {len(found)} values, not activations and {count} of its states")
         for (what, before), now in zip(wanted, found, strict=True):
-            if not isinstance(now, Tensor) or now.shape != before.shape or now.dtype != before.dtype:
-                raise self.part.failed(f"gave {_words(now)} as {what}, not {_words(before)}")
+            if not is_like(now, before):
+                raise self.part.failed(f"gave {type_text(now)} as {what}, not {type_text(before)}")
         return found[0], tuple(found[1:])
-
-
-def _words(value: Any) -> str:
-    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 @builds(UserMixer)

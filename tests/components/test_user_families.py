@@ -10,6 +10,7 @@ import pytest
 import torch
 from agreement import hold_against_the_trace
 
+from xtrain.blocks.block import pieces
 from xtrain.blocks.layer_reader import FUNCTIONAL, METHODS
 from xtrain.blocks.user_layer import is_reserved
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
@@ -26,7 +27,8 @@ from xtrain.runtime.base.user_parts import PartChanged, PartFailed, UserPart
 from xtrain.runtime.nn.attention import KERNELS
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.block import DecoderBlock
-from xtrain.runtime.nn.layers import OwnLayer
+from xtrain.runtime.nn.layers import OwnLayer, OwnModule
+from xtrain.runtime.nn.mixer import OwnMixer
 
 OWN = Path(__file__).parents[1] / "support" / "own_families" / "parts.py"
 SIZES = {"dim": 64, "layers": 2, "heads": 8, "kv_heads": 4}
@@ -132,6 +134,31 @@ WRONG = [
     (block('SwiGLULayer("train")'), "X223", "cannot be called `train`", "another", "train"),
     (block('SwiGLULayer("_modules")'), "X223", "cannot be called `_modules`", "another", "_modules"),
     (block('Layer("mlp")') + "\nfrom xtrain.blocks.block import Layer", "X223", "`Layer` cannot be called", "", "mlp"),
+    *(
+        (block(f'x.{call}("mlp")'), "X223", f"`x.{call}` cannot be called", "", call)
+        for call in ("Layer", "UserFunction", "UserLayer", "UserMixer", "CodeLayer", "JoinLayer",
+            "AdaptedBlock", "further_block")
+    ),
+    (block('AttentionLayer("b", rotary=3)'), "X223", "`rotary` is 3, and must be even", "", "rotary=3"),
+    (body('return Residual.of(x.AttentionLayer("b", rotary=16))'), "X223", "a head has 8 numbers", "", "rotary=16"),
+    *(
+        (body(f'return Residual.of(x.DeltaNetLayer(name="b", {sizes}))'), "X223", message, "", sizes)
+        for sizes, message in (
+            ("key_heads=0, value_heads=1, key_dim=8, value_dim=8, kernel=4", "`key_heads` is 0, and must be above 0"),
+            ("key_heads=2, value_heads=3, key_dim=8, value_dim=8, kernel=4", "which `key_heads` 2 does not divide"),
+            ("key_heads=2, value_heads=2, key_dim=8, value_dim=8, kernel=0", "`kernel` is 0, and must be above 0"),
+            ("key_heads=2, value_heads=2, key_dim='8', value_dim=8, kernel=4", "`key_dim` must be"),
+        )
+    ),
+    *(
+        (body(f'return Residual.of(x.LatentAttentionLayer(name="b", q_rank=None, scale=0.3, {sizes}))'),
+            "X223", message, "", sizes)
+        for sizes, message in (
+            ("kv_rank=0, nope_dim=4, rope_dim=4, value_dim=8", "`kv_rank` is 0, and must be above 0"),
+            ("kv_rank=8, nope_dim=4, rope_dim=3, value_dim=8", "`rope_dim` is 3, and must be even"),
+            ("kv_rank=8, nope_dim=8, rope_dim=8, value_dim=8", "heads of `b` have 16 numbers, and `head_dim` is 8"),
+        )
+    ),
     (block("mine()") + "\n@layer\ndef mine(x, up=weight(0)): ...", "X223", "one or two extents", "weight(", "weight"),
     (block('_0("a")') + calling(10), "X223", "more than 1000 calls", "fewer calls", "return _"),
     (block('_0("a")') + calling(400, 1), "X223", "function calls are nested too deeply", "fewer", "return _"),
@@ -263,6 +290,20 @@ def test_a_wrong_declaration_is_diagnosed_with_its_line(tmp_path, monkeypatch, t
     assert message in found.message, found.message
     assert hint in (found.hint or ""), found.hint
     assert line in (HEAD + text).splitlines()[found.span.line - 1]
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ("groups=0", "`groups` is 0, and must be above 0"),
+    ("groups_per_token=2", "`groups_per_token` 2 exceeds `groups` 1"),
+    ("gated_ffn=-1", "`gated_ffn` is -1, and must be at least 0"),
+    ("groups=3", "`groups` of `m` is 3, which does not divide 4 experts"),
+    ("groups=4", "`m` sends a token to 2 experts, of 1 in its groups"),
+])  # fmt: skip
+def test_experts_that_do_not_fit_are_diagnosed(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    model = "own { dim = 64, layers = 2, heads = 8, experts = 4, experts_per_token = 2 }"
+    (error,) = diagnosed(block(f'ExpertsLayer("m", {options})'), model)
+    assert error.code == "X223" and message in error.message
 
 
 def test_a_block_without_a_matrix_is_diagnosed_in_a_pipeline_too(tmp_path, monkeypatch):
@@ -432,15 +473,26 @@ def test_operations_take_what_they_take_in_torch():
 
 
 def test_names_that_modules_of_torch_have_are_refused():
-    own = {*dir(DecoderBlock), *dir(OwnLayer), *vars(torch.nn.Module())}
+    own = {*dir(DecoderBlock), *dir(OwnLayer), *dir(OwnMixer), *vars(torch.nn.Module())}
     # transformers gives all modules one more, where it is loaded.
     assert {name for name in own if not is_reserved(name)} <= {"smart_apply"}
     kept = [
         node.attr
-        for node in ast.walk(ast.parse(inspect.getsource(OwnLayer)))
+        for cls in (OwnModule, OwnLayer, OwnMixer)
+        for node in ast.walk(ast.parse(inspect.getsource(cls)))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
     ]
     assert "is_cut" in kept and all(map(is_reserved, kept))
+
+
+def test_all_pieces_are_documented_with_their_options():
+    rows = (Path(__file__).parents[2] / "docs" / "own_parts.md").read_text().splitlines()
+    for name, made_by in pieces().items():
+        (head,) = (row.split("|")[1] for row in rows if row.startswith((f"| `{name}(", f"| `{name}.of(")))
+        if ".of(" not in head:
+            options = [each.name for each in inspect.signature(made_by).parameters.values()]
+            options = [each for each in options if each not in ("name", "attention", "feed_forward")]
+            assert [each for each in options if f"{each}=…" not in head] == [], name
 
 
 @pytest.mark.matrix
