@@ -179,7 +179,10 @@ class _Mix(torch.autograd.Function):
         known = Inputs(*(each.detach() for each in prepared))
         grads = delta_rule_gradients(known, _by_head(document_BS, Mixed(*inputs)), grad_RTV)
         asked = [each for each in inputs if each.requires_grad]
-        found = iter(torch.autograd.grad(prepared, asked, grads))
+        # With frozen parameters, some inputs of the delta rule have no gradient.
+        pairs = [(out, grad) for out, grad in zip(prepared, grads, strict=True) if out.requires_grad]
+        outputs, slopes = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(outputs, asked, slopes))
         return None, None, None, *(next(found) if wants else None for wants in wanted)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from xtrain.runtime.nn import delta_rule as module
+from xtrain.runtime.nn.delta_net import Mixed, _mix
 from xtrain.runtime.nn.delta_rule import Inputs, delta_rule, delta_rule_gradients, delta_step
 
 ROWS, POSITIONS, KEYS, VALUES = 3, 150, 8, 6
@@ -93,3 +94,24 @@ def test_a_wrong_decay_in_the_backward_is_seen(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_from_end", lambda x, dim: right(x, dim) - x)  # sums without the position itself
     found = gaps()
     assert found["g_RT"] > 1e-3 and max(value for name, value in found.items() if name != "g_RT") < 1e-13
+
+
+def mixed(names: tuple[str, ...]) -> dict[str, Tensor]:
+    """The gradients of some inputs of a layer's convolution and delta rule."""
+    drawn = torch.Generator().manual_seed(3)
+    widths = {"q_BSC": 4, "k_BSC": 4, "v_BSC": 6, "b_BSH": 2, "a_BSH": 2}
+    values = {name: torch.randn(2, 20, width, dtype=torch.float64, generator=drawn) for name, width in widths.items()}
+    for name, shape in (("q_conv_C1W", (4, 1, 3)), ("k_conv_C1W", (4, 1, 3)), ("v_conv_C1W", (6, 1, 3))):
+        values[name] = torch.randn(*shape, dtype=torch.float64, generator=drawn)
+    values |= {name: torch.randn(2, dtype=torch.float64, generator=drawn) for name in ("dt_bias_H", "a_log_H")}
+    inputs = {name: values[name].requires_grad_(name in names) for name in Mixed._fields}
+    document_BS = torch.tensor([[0] * 9 + [1] * 11, [2] * 20], dtype=torch.int32)
+    out = _mix(document_BS, 4, 3, *inputs.values())
+    return dict(zip(names, torch.autograd.grad(out.square().sum(), [inputs[name] for name in names]), strict=True))
+
+
+@pytest.mark.parametrize("names", [("q_BSC",), ("v_conv_C1W",), ("a_log_H", "b_BSH"), ("k_BSC", "dt_bias_H")])
+def test_frozen_inputs_of_a_layer_change_no_gradients(names: tuple[str, ...]):
+    whole = mixed(Mixed._fields)
+    for name, grad in mixed(names).items():
+        assert torch.equal(grad, whole[name])
