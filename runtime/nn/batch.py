@@ -39,14 +39,13 @@ class KeyValueCache:
 
     length: capacity in positions of a row. filled: positions before those of the current forward. seen_B11L: bool,
     positions that belong to each row; None: all. A layer that sees only the `window` newest positions keeps these
-    alone: position p is stored at p modulo window, over one that no later position sees. states: of layers that carry
-    some from one position to the next.
+    alone: position p is stored at p modulo window, over one that no later position sees. A layer with states keeps
+    these instead.
     """
 
     length: int
     filled: int = 0
     seen_B11L: Tensor | None = None
-    states: dict[nn.Module, tuple[Tensor, ...]] = field(factory=dict, init=False)
     _tensors: dict[nn.Module, tuple[Tensor, ...]] = field(factory=dict, init=False)
 
     def extended(self, layer: nn.Module, *new: Tensor, window: int | None = None) -> Sequence[Tensor]:
@@ -74,18 +73,17 @@ class KeyValueCache:
         return self.seen_B11L[..., end - count : end].roll(end - count, -1)
 
     def keep(self, layer: nn.Module, state: tuple[Tensor, ...]) -> None:
-        """Keep the state of a layer after the prompts, which the layer updates in place."""
+        """Keep the states of a layer after the newest positions."""
         self._tensors[layer] = state
 
     def kept(self, layer: nn.Module) -> tuple[Tensor, ...]:
-        """Return the state of a layer."""
+        """Return the states of a layer."""
         return self._tensors[layer]
 
     @property
     def bytes(self) -> int:
         """Allocated bytes."""
-        kept = (*self._tensors.values(), *self.states.values())
-        return sum(tensor.nbytes for tensors in kept for tensor in tensors)
+        return sum(tensor.nbytes for tensors in self._tensors.values() for tensor in tensors)
 
 
 @frozen(eq=False)

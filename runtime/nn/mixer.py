@@ -41,7 +41,8 @@ class OwnMixer(OwnModule):
         rows = x_BSD.shape[0]
         if cache is not None and cache.filled:
             assert isinstance(cache, KeyValueCache)
-            out_BSD, cache.states[self] = self.step(x_BSD, cache.states[self])
+            out_BSD, last = self.step(x_BSD, cache.kept(self))
+            cache.keep(self, last)
             return out_BSD
         if packing.single:
             out_BSD, last = self.step(x_BSD, self.beginning(x_BSD, rows))
@@ -56,7 +57,7 @@ class OwnMixer(OwnModule):
             last = tuple(torch.cat(each) for each in zip(*states, strict=True))
         if cache is not None:
             assert isinstance(cache, KeyValueCache)
-            cache.states[self] = last
+            cache.keep(self, last)
         return out_BSD
 
     def beginning(self, x_BSD: Tensor, rows: int) -> State:

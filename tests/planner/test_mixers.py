@@ -3,9 +3,15 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from xtrain.blocks.mixer import UserMixer
 from xtrain.planner.load import plan_from_text
+from xtrain.runtime.base.user_parts import UserPart
 from xtrain.runtime.inspect.trace import trace_plan
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache
+from xtrain.runtime.nn.mixer import OwnMixer
 
 PARTS = '''
 import torch
@@ -91,3 +97,26 @@ def test_planned_memory_is_near_the_traced(folder: Path, more: str, limit: float
 def test_another_function_is_another_experiment(folder: Path):
     one, two = (compiled(folder, text).plan for text in (PARTS, PARTS.replace("x.cumsum(1)", "2 * x.cumsum(1)")))
     assert one is not None and two is not None and one.config_id != two.config_id
+
+
+@pytest.fixture
+def mixer(folder: Path) -> OwnMixer:
+    plan = compiled(folder).plan
+    assert plan is not None
+    (layer,) = (each for each in plan.architecture.kinds[0].block.layers() if isinstance(each, UserMixer))
+    user = plan.architecture.own["user"]
+    part = UserPart("layer", user["module"], layer.function, user["digest"], {}, folder)
+    found = OwnMixer(layer, part, Axes())
+    torch.nn.init.normal_(found.get_parameter("out.weight"))
+    return found
+
+
+def test_texts_are_continued_by_the_states_of_a_layer(mixer: OwnMixer):
+    x_BSD, cache = torch.randn(2, 9, 32), KeyValueCache(9)
+    layout = DocumentLayout.from_lengths(torch.tensor([0, 9, 18]), 2, 9, torch.device("cpu"))
+    whole_BSD = mixer(x_BSD, layout)
+    for begin, end in ((0, 5), (5, 6), (6, 9)):
+        found_BSD = mixer(x_BSD[:, begin:end], layout, cache)
+        torch.testing.assert_close(found_BSD, whole_BSD[:, begin:end])
+        cache.filled = end
+        assert len(cache.kept(mixer)) == 1 and cache.bytes == 4 * 2 * 32
