@@ -32,11 +32,13 @@ class OwnMixer(OwnModule):
         """Compute the layer. Raises PartFailed for what the function raises, and for a result that does not fit."""
         tensor = self.axes.tensor
         if tensor is None or not tensor.sequence:
-            return self._mixed(x_BSD, packing, cache)
+            return self._mixed(x_BSD, packing, cache)  # pyright: ignore[reportCallIssue]
         own = x_BSD.shape[1]
-        out_BSD = self._mixed(gather(x_BSD, 1, tensor.group), packing, cache)
+        whole_BSD = gather(x_BSD, 1, tensor.group)
+        out_BSD = self._mixed(whole_BSD, packing, cache)  # pyright: ignore[reportCallIssue]
         return out_BSD.narrow(1, tensor.group.rank() * own, own)
 
+    @torch.compiler.disable  # compiled, each packing would get a graph of its own
     def _mixed(self, x_BSD: Tensor, packing: DocumentLayout, cache: LayerCache | None) -> Tensor:
         rows = x_BSD.shape[0]
         if cache is not None and cache.filled:

@@ -1,6 +1,7 @@
 """Layers of a user that mix positions: what a plan reads and measures of them, and what it refuses."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,3 +121,18 @@ def test_texts_are_continued_by_the_states_of_a_layer(mixer: OwnMixer):
         torch.testing.assert_close(found_BSD, whole_BSD[:, begin:end])
         cache.filled = end
         assert len(cache.kept(mixer)) == 1 and cache.bytes == 4 * 2 * 32
+
+
+def test_the_compiler_makes_no_graph_for_every_packing(mixer: OwnMixer):
+    graphs = []
+
+    def count(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x_BSD, layout: mixer(x_BSD * 2, layout) + 1, backend=count)
+    for documents in range(1, 9):
+        bounds = torch.tensor([*range(documents), 12], dtype=torch.int32)
+        compiled(torch.randn(1, 12, 32), DocumentLayout.from_lengths(bounds, 1, 12, torch.device("cpu")))
+    assert len(graphs) <= 3
