@@ -47,7 +47,7 @@ class CodeLayer(Layer):
     attends: ClassVar[bool] = True
 
     kind: int
-    window: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    window: int | None = later(None)  # pyright: ignore[reportIncompatibleVariableOverride]
     experts: bool = later(False)
 
     @property

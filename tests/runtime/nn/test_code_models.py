@@ -16,7 +16,8 @@ from code_models import SINGLE, built, differences, inspect_here, make, plan_for
 from reference_models import make as make_native
 from small_runs import SPEC, make_run, plan_of, read, save
 
-from xtrain.blocks.block import block_of
+from xtrain.blocks.block import BlockPiece, block_of
+from xtrain.blocks.code_layer import CodeLayer
 from xtrain.dsl.checking import model_code
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX
@@ -402,3 +403,12 @@ def test_planned_memory_is_near_the_traced(kind: str, mode: str, limit: float, t
     (planned,) = plan.estimates.classes
     (traced,) = trace_plan(plan)
     assert planned.memory.total_bytes == pytest.approx(traced.memory.total_bytes, rel=limit)
+
+
+@pytest.mark.parametrize(("layer", "more"), [
+    (CodeLayer("code", 1), {}),
+    (CodeLayer("code", 1, 8, True), {"window": 8, "experts": True}),
+])  # fmt: skip
+def test_plans_omit_settings_of_a_layer_that_older_plans_lack(layer: CodeLayer, more: dict[str, Any]):
+    assert layer.to_json() == {"piece": "CodeLayer", "name": "code", "kind": 1, **more}
+    assert BlockPiece.from_json(layer.to_json()) == layer
