@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from xtrain.runtime.inspect.code_costs import CHOSEN, counted, storage
 from xtrain.runtime.inspect.small_model import POSITIONS, ids_of, same
 from xtrain.runtime.nn.axes import Axes
-from xtrain.runtime.nn.code_experts import CodeExperts, ExpertForm, gate_of, take_experts
+from xtrain.runtime.nn.code_experts import CodeExperts, ExpertForm, gate_of, hook_logits, take_experts
 from xtrain.runtime.nn.model_code import CodeModel
 
 
@@ -75,22 +76,39 @@ def _router(code: CodeModel) -> dict[str, Any] | None:
 
 
 @torch.no_grad()
-def computes_experts(code: CodeModel, experts: Mapping[str, Any]) -> bool:
-    """Return True if xtrain's products of experts give the hidden states of a small model, and a token takes as many of
-    them as its config says."""
-    ids_BS, chosen = ids_of(code, POSITIONS), set[int]()
+def measured_experts(code: CodeModel, experts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a small model shows of its experts: `router` if the router gives all tokens logits of all experts,
+    else None.
+
+    None if xtrain's products do not give the hidden states, if a layer does not send all tokens to its experts in one
+    call, or if a token takes another number of them than the config says.
+    """
+    ids_BS, calls, routed = ids_of(code, POSITIONS), list[tuple[Any, Tensor]](), list[tuple[int, ...]]()
     code = CodeModel(copy.deepcopy(code.model).double())
     wanted = code.hidden(ids_BS)
 
-    def look(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        chosen.add((*args, *kwargs.values())[1].shape[-1])
+    def look(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        chosen = (*args, *kwargs.values())[1]
+        calls.append((module, chosen.reshape(-1, chosen.shape[-1])))
 
-    for module in take_all(code, experts, Axes()):
+    modules = take_all(code, experts, Axes())
+    for module in modules:
         module.register_forward_pre_hook(look, with_kwargs=True)
+    router = experts["router"]
+    for layer in code.layers:
+        for path, module in layer.named_modules():
+            if router is not None and path == router["module"]:
+                hook_logits(module, router["index"], lambda logits_TE: routed.append(logits_TE.shape))
     try:
-        return same(code.hidden(ids_BS), wanted) and chosen == {experts["chosen"]}
+        if not same(code.hidden(ids_BS), wanted):
+            return None
     except Exception:  # experts that are called in another way
-        return False
+        return None
+    shapes = {tuple(chosen.shape) for _, chosen in calls}
+    if shapes != {(POSITIONS, experts["chosen"])} or [module for module, _ in calls] != modules:
+        return None
+    fits = {prod(shape) for shape in routed} == {POSITIONS * experts["count"]} and len(routed) == len(modules)
+    return {"router": router if fits else None}
 
 
 def take_all(code: CodeModel, experts: Mapping[str, Any] | None, axes: Axes) -> list[CodeExperts]:

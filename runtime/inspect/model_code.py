@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from xtrain.plan.architecture import HEAD
 from xtrain.runtime.inspect.code_costs import CHOSEN, EXPERTS, LENGTHS, costs_of, counted, shared_bytes, storage, traces
-from xtrain.runtime.inspect.code_experts import computes_experts, experts_of
+from xtrain.runtime.inspect.code_experts import experts_of, measured_experts
 from xtrain.runtime.inspect.code_layouts import attends_by_kernels, layouts
 from xtrain.runtime.inspect.code_ranks import computes_spread, confirmed_cuts
 from xtrain.runtime.inspect.small_model import (
@@ -261,8 +261,8 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         raise UnknownCode(f"the logits of {code.title} are no product of its head", "use another model")
     kernels = attends_by_kernels(tiny)
     routed, small_routed = experts_of(code), experts_of(tiny)
-    if routed is not None and (small_routed is None or not computes_experts(tiny, small_routed)):
-        routed = small_routed = None
+    shown = None if routed is None or small_routed is None else measured_experts(tiny, small_routed)
+    routed, small_routed = (None, None) if routed is None or shown is None else ({**routed, **shown}, small_routed)
     stacks = None if routed is None else routed["module"]
     groups: dict[str, list[int]] = {}
     for number, layer in enumerate(code.layers):

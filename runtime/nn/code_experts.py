@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from xtrain.plan.architecture import Architecture
 from xtrain.runtime.base.collectives import join, own_piece, split
+from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.layers import HasKeys, splitmix64
 from xtrain.runtime.nn.moe import Experts, weighted_sum
@@ -52,12 +53,13 @@ class ExpertForm:
 class CodeExperts(Experts, HasKeys, RouterLosses):
     """Experts of a layer: a base of the classes that `take_experts` makes.
 
-    real_BS: the real tokens of the microbatch, in training; None: count nothing. logits: of the router, which it has
-    just computed; None: there is no loss of it.
+    real_BS: the real tokens of the microbatch, in training; None: count nothing. has_loss: its router, which has just
+    computed `logits`, has a loss.
     """
 
     matrices = ()
     real_BS: Tensor | None = None
+    has_loss = False
     logits: Tensor | None = None
 
     @property
@@ -89,16 +91,22 @@ class CodeExperts(Experts, HasKeys, RouterLosses):
         return out if loss is None else attach(out, loss)
 
     def _loss(self, chosen_TK: Tensor) -> Tensor | None:
-        """Count the chosen experts of real tokens; return the router's loss, if it has one."""
-        real_BS = self.real_BS
-        if real_BS is None or real_BS.numel() != len(chosen_TK):
+        """Count the chosen experts of real tokens; return the router's loss, if it has one. Raises PlanMismatch if
+        experts or router do not get each token once."""
+        logits, self.logits, real_BS = self.logits, None, self.real_BS
+        if real_BS is None:
             return None
+        tokens = real_BS.numel()
+        if len(chosen_TK) != tokens or (self.has_loss and (logits is None or logits.numel() != tokens * self.experts)):
+            seen = 0 if logits is None else logits.numel() // self.experts
+            message = f"experts got {len(chosen_TK)} of {tokens} tokens, and their router {seen}; plan again"
+            raise PlanMismatch(message)
         chosen_BSK = chosen_TK.view(*real_BS.shape, -1)
-        if self.logits is None:
+        if logits is None:
             self.count_alone(chosen_BSK, real_BS)
             return None
-        exact = torch.promote_types(self.logits.dtype, torch.float32)
-        logits_BSE = self.logits.view(*real_BS.shape, -1).to(exact)
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        logits_BSE = logits.view(*real_BS.shape, -1).to(exact)
         return self.loss_of(logits_BSE, logits_BSE.softmax(-1), chosen_BSK, real_BS)
 
 
@@ -131,10 +139,20 @@ def lose(layer: nn.Module, experts: CodeExperts, arch: Architecture, rows: int, 
     among its results."""
     experts.per_token = arch.experts_per_token
     experts.set_weights(arch, rows)
-    if not arch.router_aux_loss:
+    experts.has_loss = arch.router_aux_loss > 0
+    if not experts.has_loss:
         return
 
-    def keep(_: nn.Module, __: Any, result: Any) -> None:
-        experts.logits = result[router["index"]] if isinstance(result, tuple) else result
+    def keep(logits: Tensor) -> None:
+        experts.logits = logits
 
-    layer.get_submodule(router["module"]).register_forward_hook(keep)
+    hook_logits(layer.get_submodule(router["module"]), router["index"], keep)
+
+
+def hook_logits(router: nn.Module, index: int, call: Callable[[Tensor], None]) -> None:
+    """Call a function with the logits of a router after each forward. index: of its results, if it gives several."""
+
+    def take(_: nn.Module, __: Any, result: Any) -> None:
+        call(result[index] if isinstance(result, tuple) else result)
+
+    router.register_forward_hook(take)

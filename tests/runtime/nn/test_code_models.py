@@ -394,7 +394,7 @@ def test_adapters_are_those_of_peft(kind: str, settings: str, tmp_path: Path):
 
 @pytest.mark.parametrize(("kind", "mode", "limit"), [
     ("olmo3", "none", 0.02), ("olmo3", "full", 0.06), ("gpt2", "none", 0.03), ("gpt2", "full", 0.06),
-    ("mamba", "none", 0.06), ("qwen3_moe", "none", 0.03),
+    ("mamba", "none", 0.06), ("qwen3_moe", "none", 0.03), ("qwen3_moe", "full", 0.06),
 ])  # fmt: skip
 def test_planned_memory_is_near_the_traced(kind: str, mode: str, limit: float, tmp_path: Path):
     make(kind, tmp_path)

@@ -1,0 +1,96 @@
+"""Experts of transformers' layers that xtrain computes: their routers' losses."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from code_models import built, content_of, inspect_here, make, rows
+from small_runs import plan_of
+from torch import Tensor
+from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+from xtrain.dsl.checking import model_code
+from xtrain.runtime.base.ops import PlanMismatch
+from xtrain.runtime.inspect.code_experts import experts_of, measured_experts
+from xtrain.runtime.inspect.small_model import small
+from xtrain.runtime.nn.code_experts import CodeExperts
+from xtrain.runtime.nn.model_code import CodeModel, build, config_of
+
+
+@pytest.fixture(autouse=True)
+def _inspected_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_code, "_inspected", model_code._inspected)
+    inspect_here()
+
+
+def tiny(kind: str) -> CodeModel:
+    content = content_of(kind)
+    with torch.device("meta"):
+        model = build(config_of(content))
+    found = small(content, model)
+    assert found is not None
+    return found
+
+
+def measured(kind: str) -> dict[str, Any] | None:
+    code = tiny(kind)
+    experts = experts_of(code)
+    assert experts is not None
+    return measured_experts(code, experts)
+
+
+@pytest.fixture
+def experts(tmp_path: Path) -> tuple[Any, CodeExperts]:
+    """A model with routers' losses, and the experts of its first layer."""
+    make("qwen3_moe", tmp_path)
+    model = built(plan_of(f'"{tmp_path}" {{ code = transformers }}')).whole
+    model.train()
+    return model, next(module for module in model.modules() if isinstance(module, CodeExperts))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_logits_of_routers_are_not_kept(experts: tuple[Any, CodeExperts], grad: bool):
+    model, module = experts
+    with torch.set_grad_enabled(grad):
+        model(None, rows(250, (64,)))
+    assert module.has_loss and module.logits is None
+
+
+@pytest.mark.parametrize(("count", "logits"), [(60, 64), (64, 60), (64, None)])
+def test_a_router_loss_that_would_not_be_of_all_tokens(
+    experts: tuple[Any, CodeExperts], count: int, logits: int | None
+):
+    _, module = experts
+    module.real_BS = torch.ones(2, 32, dtype=torch.bool)
+    module.logits = None if logits is None else torch.randn(logits, module.experts)
+    chosen = torch.zeros(count, module.per_token, dtype=torch.int64)
+    with pytest.raises(PlanMismatch, match=f"experts got {count} of 64 tokens, and their router {logits or 0}"):
+        module._loss(chosen)
+
+
+def _halves(self: Any, x: Tensor) -> Tensor:
+    flat = x.reshape(-1, x.shape[-1])
+    _, weights, chosen = self.gate(flat)
+    parts = zip(flat.chunk(2), chosen.chunk(2), weights.chunk(2), strict=True)
+    return torch.cat([self.experts(*each) for each in parts]).reshape(x.shape)
+
+
+def _wider(right: Callable[..., Any], self: Any, x: Tensor) -> Any:
+    logits, *others = right(self, x)
+    return torch.cat((logits, logits[:, :1]), 1), *others
+
+
+def test_experts_that_get_some_tokens_at_a_time_are_left_to_transformers(monkeypatch: pytest.MonkeyPatch):
+    assert measured("qwen3_moe") is not None
+    monkeypatch.setattr(modeling_qwen3_moe.Qwen3MoeSparseMoeBlock, "forward", _halves)
+    assert measured("qwen3_moe") is None
+
+
+def test_a_router_with_logits_of_more_than_the_experts_has_no_loss(monkeypatch: pytest.MonkeyPatch):
+    right = modeling_qwen3_moe.Qwen3MoeTopKRouter.forward
+    monkeypatch.setattr(modeling_qwen3_moe.Qwen3MoeTopKRouter, "forward", lambda *given: _wider(right, *given))
+    found = measured("qwen3_moe")
+    assert found == {"router": None}
