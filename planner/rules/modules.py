@@ -88,14 +88,18 @@ _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
         lambda spec, layout: spec.is_adapted and spec.model.weights == "none",
     ),
     "batch.neftune": ("noise on embeddings", lambda spec, layout: bool(spec.batch.neftune)),
+    "rollout.replay_routing": (
+        "replayed routing",
+        lambda spec, layout: spec.rollout is not None and spec.rollout.replay_routing,
+    ),
     "precision.compute": ("products in fp8", lambda spec, layout: spec.precision.scaled is not None),
 }
 
 
 @checks(
     "model.code",
-    reads="model.* parallel.* compile.mode adapter task precision.* rollout serve collate "
-    "batch.sequence batch.neftune loss",
+    reads="model.* parallel.* activation.mode compile.mode adapter task precision.* rollout rollout.replay_routing "
+    "serve collate batch.sequence batch.neftune loss",
 )
 def check_code(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     """Report settings that a model of transformers' code does not support."""
@@ -137,6 +141,9 @@ def _layout_faults(spec: Spec, code: Mapping[str, Any], layout: Layout) -> Itera
     if layout.ep > 1 and not code["spread_experts"]:
         why = "a small model of it has no experts that compute the same on two ranks"
         yield "parallel.ep.size", why, "leave ep out"
+    elif layout.ep > 1 and spec.activation.mode != "none" and not code["experts"]["repeats"]:
+        why = "its routers cannot choose the experts of the forward again, which the backward sends tokens to"
+        yield "activation.mode", why, "use activation none, or leave ep out"
     if layout.size("pp") > 1 and not code["stages"]:
         why = "a small model of it shows that its layers cannot be split into stages"
         yield "parallel.pp.size", why, "leave pp out"

@@ -1,7 +1,7 @@
 """Experts of a model of transformers: what they are, and whether xtrain computes them as transformers does."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from xtrain.runtime.inspect.code_costs import CHOSEN, counted, storage
 from xtrain.runtime.inspect.small_model import POSITIONS, ids_of, same
 from xtrain.runtime.nn.axes import Axes
-from xtrain.runtime.nn.code_experts import CodeExperts, ExpertForm, gate_of, hook_logits, take_experts
+from xtrain.runtime.nn.code_experts import CodeExperts, ExpertForm, gate_of, hook_logits, repeating, take_experts
 from xtrain.runtime.nn.model_code import CodeModel
+from xtrain.runtime.nn.recompute import runs_of
 
 
 def experts_of(code: CodeModel) -> dict[str, Any] | None:
@@ -78,7 +79,7 @@ def _router(code: CodeModel) -> dict[str, Any] | None:
 @torch.no_grad()
 def measured_experts(code: CodeModel, experts: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what a small model shows of its experts: `router` if the router gives all tokens logits of all experts,
-    else None.
+    else None; and `repeats`, whether its layers can choose the experts of an earlier run.
 
     None if xtrain's products do not give the hidden states, if a layer does not send all tokens to its experts in one
     call, or if a token takes another number of them than the config says.
@@ -93,6 +94,7 @@ def measured_experts(code: CodeModel, experts: Mapping[str, Any]) -> dict[str, A
 
     modules = take_all(code, experts, Axes())
     for module in modules:
+        module.per_token = experts["chosen"]
         module.register_forward_pre_hook(look, with_kwargs=True)
     router = experts["router"]
     for layer in code.layers:
@@ -108,7 +110,28 @@ def measured_experts(code: CodeModel, experts: Mapping[str, Any]) -> dict[str, A
     if shapes != {(POSITIONS, experts["chosen"])} or [module for module, _ in calls] != modules:
         return None
     fits = {prod(shape) for shape in routed} == {POSITIONS * experts["count"]} and len(routed) == len(modules)
-    return {"router": router if fits else None}
+    return {"router": router if fits else None, "repeats": _repeats(code, modules, calls)}
+
+
+def _repeats(code: CodeModel, modules: Sequence[CodeExperts], calls: list[tuple[Any, Tensor]]) -> bool:
+    """Return True if layers choose the experts of an earlier run, whatever their inputs. calls: experts and the chosen
+    ones, to which each run adds."""
+    own, choices, ids_BS = [chosen for _, chosen in calls], list[Tensor](), ids_of(code, POSITIONS)
+    run, again = runs_of(choices)
+    with run, repeating(modules):
+        code.hidden(ids_BS)
+    choices[:] = [(each + 1) % modules[0].experts for each in choices]
+    calls.clear()
+    torch.manual_seed(0)
+    noise = code.embedding.register_forward_hook(lambda _, __, x_BSD: x_BSD + torch.randn_like(x_BSD) * x_BSD.std())
+    with again, repeating(modules):
+        code.hidden(ids_BS)
+    noise.remove()
+    # Some layers choose by ids alone.
+    return all(
+        torch.equal(chosen, before) or any(torch.equal(chosen, each.view_as(chosen)) for each in choices)
+        for before, (_, chosen) in zip(own, calls, strict=True)
+    )
 
 
 def take_all(code: CodeModel, experts: Mapping[str, Any] | None, axes: Axes) -> list[CodeExperts]:

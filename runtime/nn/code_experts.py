@@ -4,7 +4,8 @@ Their modules are stacks of matrices that are called with hidden states, and the
 Shapes: T tokens, K experts of a token, E experts, D width of the residual stream.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from xtrain.plan.architecture import Architecture
 from xtrain.runtime.base.collectives import join, own_piece, split
@@ -19,7 +21,7 @@ from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.layers import HasKeys, splitmix64
 from xtrain.runtime.nn.moe import Experts, weighted_sum
-from xtrain.runtime.nn.recompute import remember
+from xtrain.runtime.nn.recompute import keeps_choices, remember
 from xtrain.runtime.nn.router import RouterLosses, attach, to_experts
 
 # What the decorator of transformers' experts interface sets on a module.
@@ -74,7 +76,7 @@ class CodeExperts(Experts, HasKeys, RouterLosses):
         """
         x, chosen, weights = (*given, *named.values())
         x_TD = x.reshape(-1, x.shape[-1])
-        chosen_TK = remember(lambda: chosen.reshape(len(x_TD), -1))
+        chosen_TK = chosen.reshape(len(x_TD), -1)
         weights_TK, form, loss = weights.reshape(chosen_TK.shape), x.dtype, self._loss(chosen_TK)
         keys_TK = None if self.keys_BS is None else splitmix64(chosen_TK, self.keys_BS.flatten()[:, None])
         tensor, tokens = self.axes.tensor, len(x_TD)
@@ -108,6 +110,34 @@ class CodeExperts(Experts, HasKeys, RouterLosses):
         exact = torch.promote_types(logits.dtype, torch.float32)
         logits_BSE = logits.view(*real_BS.shape, -1).to(exact)
         return self.loss_of(logits_BSE, logits_BSE.softmax(-1), chosen_BSK, real_BS)
+
+
+class _Repeating(TorchFunctionMode):
+    """Mode in which routers choose, in the second run of a checkpoint, the experts of the first run, and compute their
+    weights. The choice of a token are the `per_token` largest of `experts` numbers."""
+
+    def __init__(self, experts: int, per_token: int) -> None:
+        super().__init__()
+        self.experts, self.per_token = experts, per_token
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in (torch.topk, Tensor.topk):
+            return func(*args, **kwargs)
+        given = {**dict(zip(("input", "k", "dim"), args, strict=False)), **kwargs}
+        scores, last = given["input"], given.get("dim", -1) in (-1, given["input"].ndim - 1)
+        if not last or (scores.shape[-1], given["k"]) != (self.experts, self.per_token):
+            return func(*args, **kwargs)
+        with torch.no_grad():
+            chosen = remember(lambda: func(*args, **kwargs).indices)
+        return torch.return_types.topk((scores.gather(-1, chosen), chosen))
+
+
+def repeating(modules: Sequence[CodeExperts]) -> AbstractContextManager[Any]:
+    """Let the routers of experts choose as in the first run, within a checkpoint that keeps choices."""
+    if not modules or not keeps_choices():
+        return nullcontext()
+    return _Repeating(modules[0].experts, modules[0].per_token)
 
 
 def gate_of(module: Any) -> Callable[[Tensor], Tensor]:

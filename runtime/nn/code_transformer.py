@@ -31,7 +31,7 @@ from xtrain.runtime.nn.axes import Axes, local, start_of
 from xtrain.runtime.nn.batch import DocumentLayout, LayerCache, ModelBatch
 from xtrain.runtime.nn.block import LayerBlock
 from xtrain.runtime.nn.code_attention import NAME, attending
-from xtrain.runtime.nn.code_experts import CodeExperts, lose, take_experts
+from xtrain.runtime.nn.code_experts import CodeExperts, lose, repeating, take_experts
 from xtrain.runtime.nn.code_tensor import cut_embedding, cut_layer, local_parameters
 from xtrain.runtime.nn.layers import Linear, generator_of
 from xtrain.runtime.nn.loss import Head
@@ -79,7 +79,7 @@ class _CodeBlock(LayerBlock):
                 experts.real_BS = rows.real_BS
             for module in self.dropping:
                 module.keys_BS = rows.keys_BS
-            with attending(attend), local_parameters(self.modules(), self.rank_axes):
+            with attending(attend), repeating(self.expert_modules), local_parameters(self.modules(), self.rank_axes):
                 return own(*given, **kwargs)
 
         if self.recompute is None or not torch.is_grad_enabled():

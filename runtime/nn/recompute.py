@@ -53,6 +53,12 @@ def remember(make: Callable[[], Tensor]) -> Tensor:
     return make() if current is None else current.remember(make)
 
 
+def keeps_choices() -> bool:
+    """Return True within a checkpoint that keeps choices."""
+    current = getattr(_here, "run", None)
+    return current is not None and current.keeps_choices
+
+
 def as_one(word: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Return `make()` as if it were one operator of `SAVED[word]`; the operators that it calls are not saved
     separately."""
@@ -85,13 +91,18 @@ class RecomputeFunction:
 
 
 def _contexts(how: RecomputeFunction) -> tuple[AbstractContextManager, AbstractContextManager]:
-    choices: list[Tensor] | None = [] if how.keep_choices else None
-    first, second = _Run(choices, again=False), _Run(choices, again=True)
+    first, second = runs_of([] if how.keep_choices else None)
     if not how.save:
         return first, second
     words = [word for word, operators in SAVED.items() if how.save.issuperset(operators)]
     results: dict[Any, list[Any]] = {operator: [] for operator in (*how.save, *words)}
     return _Both(first, _Keeping(results)), _Both(second, _Reusing(results))
+
+
+def runs_of(choices: list[Tensor] | None) -> "tuple[_Run, _Run]":
+    """Return contexts of the first and second run of one call. choices: to which the first run adds what `remember`
+    makes, and which the second run takes; None: each run makes its own."""
+    return _Run(choices, again=False), _Run(choices, again=True)
 
 
 class _Run:
@@ -101,6 +112,10 @@ class _Run:
     def __init__(self, choices: list[Tensor] | None, *, again: bool) -> None:
         self.again, self._choices, self._next = again, choices, 0
         self._outer: _Run | None = None
+
+    @property
+    def keeps_choices(self) -> bool:
+        return self._choices is not None
 
     def __enter__(self) -> None:
         self._next = 0

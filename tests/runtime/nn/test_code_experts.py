@@ -1,4 +1,4 @@
-"""Experts of transformers' layers that xtrain computes: their routers' losses."""
+"""Experts of transformers' layers that xtrain computes: their routers' losses, and choices that are made again."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 import torch
 from code_models import built, content_of, inspect_here, make, rows
-from small_runs import plan_of
+from small_runs import SPEC, plan_of
 from torch import Tensor
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from xtrain.dsl.checking import model_code
+from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.ops import PlanMismatch
-from xtrain.runtime.inspect.code_experts import experts_of, measured_experts
+from xtrain.runtime.inspect.code_experts import experts_of, measured_experts, take_all
 from xtrain.runtime.inspect.small_model import small
-from xtrain.runtime.nn.code_experts import CodeExperts
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.code_experts import CodeExperts, repeating
 from xtrain.runtime.nn.model_code import CodeModel, build, config_of
+from xtrain.runtime.nn.recompute import runs_of
 
 
 @pytest.fixture(autouse=True)
@@ -93,4 +96,64 @@ def test_a_router_with_logits_of_more_than_the_experts_has_no_loss(monkeypatch: 
     right = modeling_qwen3_moe.Qwen3MoeTopKRouter.forward
     monkeypatch.setattr(modeling_qwen3_moe.Qwen3MoeTopKRouter, "forward", lambda *given: _wider(right, *given))
     found = measured("qwen3_moe")
-    assert found == {"router": None}
+    assert found == {"router": None, "repeats": True}
+
+
+@pytest.mark.parametrize(("kind", "scores"), [
+    ("qwen3_moe", lambda logits: logits.softmax(-1)),
+    ("deepseek_v3", Tensor.sigmoid),
+])  # fmt: skip
+def test_weights_follow_choices_that_are_made_again(kind: str, scores: Callable[[Tensor], Tensor]):
+    """In the second run of a checkpoint, where the router itself would choose other experts."""
+    code = tiny(kind)
+    experts = experts_of(code)
+    assert experts is not None
+    (module, *_), router = take_all(code, experts, Axes()), code.layers[-1].get_submodule(experts["router"]["module"])
+    module.per_token = experts["chosen"]
+    first, second = torch.randn(2, 1, 30, code.head.in_features)
+    run, again = runs_of([])
+    with run, repeating([module]):
+        _, _, chosen = router(first)
+    own = router(second)[2]
+    with again, repeating([module]):
+        logits, weights, same = router(second)
+    assert torch.equal(same, chosen) and not torch.equal(own.sort(-1).values, chosen.sort(-1).values)
+    wanted = scores(logits).gather(-1, chosen)
+    torch.testing.assert_close(weights / weights.sum(-1, keepdim=True), wanted / wanted.sum(-1, keepdim=True))
+
+
+ROLLOUT = """experiment small {{ budget = 2 steps }}
+model "{}" {{ code = transformers }}
+tokenizer bytes
+dataset asked {{ source = jsonl("*.jsonl"), prompt = "q", response = "a", template = "plain", oversized = skip }}
+batch {{ sequence = 64 }}
+optimizer adamw {{ lr = 1e-3 }}
+collate = to_tensor -> flatten -> shift_tokens -> pack(single)
+rollout {{ group = 2, max_tokens = 8, replay_routing = {} }}
+reward exact_answer {{ }}
+loss grpo {{ }}
+"""
+
+
+def faults(kind: str, folder: Path, more: str) -> list[str]:
+    make(kind, folder)
+    text = SPEC.format(model=f'"{folder}" {{ code = transformers }}', tokenizer="bytes", params="fp32", more=more)
+    found = plan_from_text(text, "small.xtrain", world=2).diagnostics.errors
+    return [f"{each.code} {each.message}" for each in found]
+
+
+@pytest.mark.parametrize(("kind", "mode", "reason"), [
+    ("phimoe", "full", "cannot choose the experts of the forward again"),
+    ("phimoe", "none", ""),
+    ("qwen3_moe", "full", ""),
+])  # fmt: skip
+def test_experts_over_ranks_need_choices_that_are_made_again(kind: str, mode: str, reason: str, tmp_path: Path):
+    found = faults(kind, tmp_path, f"parallel {{\n  fsdp 2 {{ }}\n  ep 2 {{ }}\n}}\nactivation {mode} {{ }}")
+    assert len(found) == bool(reason) and all(reason in each for each in found), found
+
+
+@pytest.mark.parametrize(("replayed", "codes"), [("true", ["X530"]), ("false", [])])
+def test_replayed_routing_is_refused(replayed: str, codes: list[str], tmp_path: Path):
+    make("qwen3_moe", tmp_path)
+    found = plan_from_text(ROLLOUT.format(tmp_path, replayed), "small.xtrain").diagnostics.errors
+    assert [each.code for each in found] == codes
