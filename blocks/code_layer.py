@@ -31,6 +31,15 @@ def code_size(polynomial: Sequence[float], rows: int, sequence: int, times: int 
     return round(times * (c0 + rows * (c1 * sequence + c2 * sequence**2)))
 
 
+def position_flops(costs: Mapping[str, Any], parameters: Iterable[BlockParameter]) -> int:
+    """Return the FLOPs of one position that operations of a description, without attention by xtrain's kernels, have in
+    addition to one product with each matrix; less than 0 if a matrix is in no product. costs: operations by number
+    format."""
+    own = (each for each in parameters if len(each.shape) > 1 and not each.expert)
+    matrices = sum(round(prod(each.shape) * each.multiplied) for each in own)
+    return round(sum(op["flops"][1] for op in costs["float32"] if "attention" not in op)) - 2 * matrices
+
+
 def attention_flops(op: Mapping[str, Any]) -> int:
     """Return the FLOPs of an attention operation for one pair of positions."""
     return 4 * op["attention"]["heads"] * op["attention"]["head_dim"]
@@ -77,6 +86,9 @@ class CodeLayer(Layer):
     def pair_flops(self, arch: Architecture) -> int:
         ops = self._described(arch)["costs"]["float32"]
         return round(sum(attention_flops(op) if "attention" in op else op["flops"][2] for op in ops))
+
+    def position_flops(self, arch: Architecture) -> int:
+        return position_flops(self._described(arch)["costs"], self.parameters(arch))
 
     def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int:
         if arch.own["code"]["caches"] != "kernels":

@@ -1,12 +1,12 @@
 """`UserMixer`: a user's `@layer` function that mixes positions, as a piece of a block."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from attrs import field
 
-from xtrain.blocks.code_layer import trace_described
+from xtrain.blocks.code_layer import position_flops, trace_described
 from xtrain.blocks.op_trace import TracedTensor
 from xtrain.blocks.user_layer import UserFunction
 from xtrain.lazy_attrs import frozen
@@ -45,12 +45,20 @@ class UserMixer(UserFunction):
     def torch_module(cls) -> str:
         return "xtrain.runtime.nn.mixer"
 
+    def position_flops(self, arch: Architecture) -> int:
+        return position_flops(self._costs(arch), self.parameters(arch))
+
+    def pair_flops(self, arch: Architecture) -> int:
+        return round(sum(op["flops"][2] for op in self._costs(arch)["float32"]))
+
     def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int:
         return sum(prod(state.shape) for state in self.states)
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
-        described = on.resolved.architecture.own["mixers"][self.name]
         split = on.axes.tensor and on.axes.sequence
         x = on.column_parallel_input(x) if split else x
-        out = trace_described(on, x, described["costs"], {})
+        out = trace_described(on, x, self._costs(on.resolved.architecture), {})
         return on.ops.op(out, makes=x.gradient // on.resolved.size("tp")) if split else out
+
+    def _costs(self, arch: Architecture) -> Mapping[str, Any]:
+        return arch.own["mixers"][self.name]["costs"]

@@ -128,6 +128,12 @@ class BlockCosts:
         return any(op.runs_back and (op.attends or op.saved == ATTENTION) for op in self.trace.ops)
 
     @property
+    def mixes_back(self) -> bool:
+        """True if attention, or other operations than products with parameters, receive a gradient."""
+        ops = [op for op in self.trace.ops if op.attends or op.saved == ATTENTION or (op.flops and not op.parameters)]
+        return any(op.runs_back for op in ops or self.trace.ops)
+
+    @property
     def passing(self) -> frozenset[str]:
         """Parameters, named inside the block, whose operations pass a gradient to their inputs."""
         return frozenset(name for op in self.trace.single if op.receivers for name in op.parameters)

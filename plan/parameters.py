@@ -107,11 +107,11 @@ def head_product(architecture: Architecture, positions: int) -> int:
 @frozen(kw_only=True)
 class BackwardLess:
     """FLOPs that backwards save in a model with frozen parts. blocks: layer → FLOPs of products for a token. head:
-    FLOPs of the head. attention: layers whose attention has no backward."""
+    FLOPs of the head. mixing: layers in which what mixes positions has no backward."""
 
     blocks: Mapping[int, int] = field(factory=dict)
     head: int = 0
-    attention: frozenset[int] = frozenset()
+    mixing: frozenset[int] = frozenset()
 
 
 def training_work(architecture: Architecture, less: BackwardLess) -> Work:
@@ -119,20 +119,18 @@ def training_work(architecture: Architecture, less: BackwardLess) -> Work:
     `estimates.SOURCES`."""
     position = 6 * matmul_parameters(architecture) - sum(less.blocks.values()) - less.head
     position += sum(
-        (1 if layer in less.attention else 3) * mixer.position_flops(architecture)
+        (1 if layer in less.mixing else 3) * mixer.position_flops(architecture)
         for kind in architecture.kinds
         for mixer in kind.block.layers()
-        if mixer.attends
         for layer in kind.layers
     )
     pair = sum(
-        (1 if layer in less.attention else 3) * attention.pair_flops(architecture)
+        (1 if layer in less.mixing else 3) * mixer.pair_flops(architecture)
         for kind in architecture.kinds
-        for attention in kind.block.layers()
-        if attention.attends
+        for mixer in kind.block.layers()
         for layer in kind.layers
     )
-    return Work(position=position, pair=pair, windows=_windows(architecture, less.attention))
+    return Work(position=position, pair=pair, windows=_windows(architecture, less.mixing))
 
 
 def _windows(architecture: Architecture, forward_only: Set[int]) -> tuple[tuple[int | None, float], ...]:

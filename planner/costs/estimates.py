@@ -321,14 +321,14 @@ def _less(resolved: Resolved, stages: list[list[StageCosts]]) -> BackwardLess:
     head = (2 * (not ends.learns) + 2 * (not ends.passes)) * resolved.architecture.head_products
     head += 2 * (not ends.passes) * head_factors(resolved.architecture)[0]
     blocks: dict[int, int] = {}
-    attention: set[int] = set()
+    mixing: set[int] = set()
     for kind in resolved.kinds:
         block = by_layer[kind.first]
         sizes = {name_in_block(name): size for name, size in matmul_sizes(resolved.architecture, kind.first).items()}
         saved = sum(2 * ((name in kind.frozen) + (name not in block.passing)) * size for name, size in sizes.items())
         blocks |= dict.fromkeys(kind.layers, saved)
-        attention |= set() if block.attends_back else set(kind.layers)
-    return BackwardLess(blocks=blocks, head=head, attention=frozenset(attention))
+        mixing |= set() if block.mixes_back else set(kind.layers)
+    return BackwardLess(blocks=blocks, head=head, mixing=frozenset(mixing))
 
 
 def _flops(resolved: Resolved, pp: int, less: BackwardLess) -> int:
@@ -338,9 +338,9 @@ def _flops(resolved: Resolved, pp: int, less: BackwardLess) -> int:
     token, sequence = 0, resolved.batch.sequence
     for kind in resolved.kinds:
         count = resolved.matches(kind.layers)[pp]
-        for layer in (each for each in kind.block.layers() if each.attends):
+        for layer in kind.block.layers():
             pairs = pairs_within(sequence, layer.window)
-            times = 1 if kind.first in less.attention else 3
+            times = 1 if kind.first in less.mixing else 3
             token += times * (layer.pair_flops(arch) * pairs // sequence + layer.position_flops(arch)) * count
         token += (6 * block_matmul_parameters(arch, kind.first) - less.blocks.get(kind.first, 0)) * count
     if resolved.pipeline.holds_last(pp):

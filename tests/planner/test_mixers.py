@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from xtrain.blocks.mixer import UserMixer
+from xtrain.plan.parameters import matmul_parameters
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.user_parts import UserPart
 from xtrain.runtime.inspect.trace import trace_plan
@@ -98,6 +99,18 @@ def test_planned_memory_is_near_the_traced(folder: Path, more: str, limit: float
 def test_another_function_is_another_experiment(folder: Path):
     one, two = (compiled(folder, text).plan for text in (PARTS, PARTS.replace("x.cumsum(1)", "2 * x.cumsum(1)")))
     assert one is not None and two is not None and one.config_id != two.config_id
+
+
+@pytest.mark.parametrize(("before", "after", "more"), [
+    ("@ out.T", "@ out.T", 0),
+    ("sums @ out.T", "sums * out[0]", -2 * 32 * 32),  # a matrix that nothing is multiplied with
+    ("sums @ out.T", "sums @ out.T * (x[..., None, :] @ x[..., None]).squeeze(-1)", 2 * 32),
+])  # fmt: skip
+def test_flops_of_a_layer_are_planned(folder: Path, before: str, after: str, more: int):
+    """In addition to products with matrices: two layers, with a backward twice as large."""
+    plan = compiled(folder, PARTS.replace(before, after)).plan
+    assert plan is not None
+    assert plan.estimates.work.position == 6 * matmul_parameters(plan.architecture) + 2 * 3 * more
 
 
 @pytest.fixture

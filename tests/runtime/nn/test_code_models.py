@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from code_models import SINGLE, built, differences, inspect_here, make, plan_for, round_trip, rows, theirs
 from reference_models import make as make_native
 from small_runs import SPEC, make_run, plan_of, read, save
+from torch.utils.flop_counter import FlopCounterMode
 
 from xtrain.blocks.block import BlockPiece, block_of
 from xtrain.blocks.code_layer import CodeLayer
@@ -412,3 +413,15 @@ def test_planned_memory_is_near_the_traced(kind: str, mode: str, limit: float, t
 def test_plans_omit_settings_of_a_layer_that_older_plans_lack(layer: CodeLayer, more: dict[str, Any]):
     assert layer.to_json() == {"piece": "CodeLayer", "name": "code", "kind": 1, **more}
     assert BlockPiece.from_json(layer.to_json()) == layer
+
+
+@pytest.mark.parametrize(("kind", "mixes"), [("rwkv", True), ("falcon_h1", True), ("olmo3", False)])
+def test_planned_flops_are_those_of_its_code(kind: str, mixes: bool, tmp_path: Path):
+    """But for attention, which torch does not count on the CPU, and for what it computes of padding."""
+    reference = make(kind, tmp_path)
+    plan, positions = plan_for(tmp_path), 64
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        reference(input_ids=torch.arange(positions)[None] + 4, use_cache=False)
+    assert plan.estimates.work.position * positions == pytest.approx(3 * counter.get_total_flops(), rel=4e-4)
+    layers = [layer for each in plan.architecture.kinds for layer in each.block.layers()]
+    assert any(layer.position_flops(plan.architecture) for layer in layers) == mixes
