@@ -280,7 +280,7 @@ class Sum(Chain):
 def _traced(piece: BlockPiece, on: "Tracer", x: TracedTensor) -> TracedTensor:
     if not isinstance(piece, Layer):
         return piece.trace(on, x)
-    with on.ops.scope():
+    with on.ops.scope(piece.name):
         return piece.trace(on, x)
 
 

@@ -85,13 +85,14 @@ def keeps_input(trace: OpTrace) -> bool:
 def second_run(trace: OpTrace, recompute: Recompute) -> list[TracedOp]:
     """Return the operations that the backward recomputes: none after the last one that keeps something, and none whose
     results were kept."""
-    ops = _until_last_keeper(trace)
+    ops = until_last_keeper(trace)
     if ops and ops[-1].piece is not None:
         ops.pop()
     return [op for op in ops if op.saved not in recompute.saved]
 
 
-def _until_last_keeper(trace: OpTrace) -> list[TracedOp]:
+def until_last_keeper(trace: OpTrace) -> list[TracedOp]:
+    """Return the operations up to the last one that keeps something: a recomputation ends there."""
     last = max((place for place, op in enumerate(trace.ops) if op.keeps), default=-1)
     return trace.ops[: last + 1]
 
@@ -144,7 +145,7 @@ def backward(
     inner = next((op.closes for op in trace.ops if op.closes is not None and op.runs_back), None)
     simulator = _Simulator(handling, buffer=0 if behind is None else behind.buffer)
     simulator.gather_again(unit, inner or ahead)
-    later = {id(trace.input)}  # freed at the end
+    later, freed = {id(trace.input)}, 0  # freed at the end
     simulator.begin_back(trace, buffered=buffered)
     ops = trace.ops
     if recompute is not None:
@@ -152,13 +153,18 @@ def backward(
         cut = max((place for place, op in enumerate(ops, start=1) if op.runs_back and _needs_block(op)), default=0)
         simulator.run_back(ops[cut:], later, ahead)
         ops = ops[:cut]
-        later |= {id(value) for value in stored(trace, recompute)}
+        results = {id(value): value.size for value in stored(trace, recompute)}
+        known = later | set(results)
+        if not trace.compiled:  # whose code frees each result after its last use
+            later, freed, results = known, sum(results.values()), {}
         stays = {id(value) for op in trace.ops for value in op.keeps} | later
-        simulator.run(_until_last_keeper(trace), stays, known=later, again=True, scopes=trace.scopes)
+        simulator.run(until_last_keeper(trace), stays, known=known, again=True, scopes=trace.scopes, there=results)
     simulator.run_back(ops, later, ahead, gathered=recompute is not None)
     simulator.exchange(unit)
-    if recompute is not None or keeps_input(trace):
-        simulator.free(bytes_for_backward(trace, recompute) if recompute is not None else trace.input.size)
+    if recompute is not None:
+        simulator.free(trace.input.size + freed + (trace.choices if recompute.choices else 0))
+    elif keeps_input(trace):
+        simulator.free(trace.input.size)
     return MemoryChange(simulator.peak, simulator.live)
 
 
@@ -270,6 +276,7 @@ class _Simulator:
         known: Set[int] = frozenset(),
         again: bool = False,
         scopes: Sequence[range] = (),
+        there: Mapping[int, int] | None = None,
     ) -> None:
         """Run operations. Values that do not stay are freed after their last use, and so are finished units. Values
         that only a backward would keep have a name until the functions that use them return; `scopes`: as in
@@ -277,7 +284,7 @@ class _Simulator:
 
         again: this is the recomputation. Of its last operation only the kept values are needed, units inside keep their
         parameters, and everything else is freed at the end. A unit inside is a forward of its own there: FSDP keeps its
-        buffer until its module returns. known: values that exist already.
+        buffer until its module returns. known: values that exist already. there: bytes of those that this run frees.
         """
         uses: dict[int, int] = {}
         for op in ops:
@@ -290,7 +297,7 @@ class _Simulator:
             ends[scope.start : scope.stop] = [min(scope.stop, len(ops))] * len(ends[scope.start : scope.stop])
         until: dict[int, int] = {}  # storage → number of operations after which its names are gone
         named = Counter[int]()  # bytes freed with names, by number of operations
-        allocated: dict[int, int] = {}
+        allocated: dict[int, int] = {number: size for number, size in (there or {}).items() if number not in stays}
         for place, op in enumerate(ops):
             if op.opens is not None and not again:
                 self.gather_inside(op.opens)
@@ -442,7 +449,7 @@ def without_frozen(trace: OpTrace, shapes: Mapping[str, tuple[int, ...]], frozen
             first = opened.pop()
             back = any(each.runs_back for each in ops[first + 1 : place])
             ops[first], ops[place] = (evolve(ops[each], runs_back=back) for each in (first, place))
-    return OpTrace(trace.input, ops, trace.choices, trace.scopes)
+    return evolve(trace, ops=ops)
 
 
 def _pruned(op: TracedOp, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str], flows: set[int]) -> TracedOp:

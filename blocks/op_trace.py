@@ -140,19 +140,24 @@ class TracedOp:
 @define(eq=False)
 class OpTrace:
     """Operations of a block in order, from its `input`. choices: bytes of the router's decisions. scopes: operations of
-    each function, whose local names are freed on return; called functions come before their callers."""
+    each function, whose local names are freed on return; called functions come before their callers. layers: name of a
+    layer → its operations. compiled: torch.compile compiles the block as a whole."""
 
     input: TracedTensor
     ops: list[TracedOp] = field(factory=list)
     choices: int = 0
     scopes: list[range] = field(factory=list)
+    layers: dict[str, range] = field(factory=dict)
+    compiled: bool = False
 
     @contextmanager
-    def scope(self) -> Iterator[None]:
-        """Record the enclosed operations as one function's."""
+    def scope(self, layer: str = "") -> Iterator[None]:
+        """Record the enclosed operations as one function's. layer: name of the layer whose forward it is."""
         first = len(self.ops)
         yield
         self.scopes.append(range(first, len(self.ops)))
+        if layer:
+            self.layers[layer] = self.scopes[-1]
 
     def op(
         self,

@@ -2,7 +2,7 @@
 
 from attrs import evolve
 
-from xtrain.blocks.block import block_of
+from xtrain.blocks.block import BlockPiece, block_of
 from xtrain.blocks.memory_simulator import without_frozen
 from xtrain.blocks.op_trace import (
     CP,
@@ -17,7 +17,7 @@ from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.plan.architecture import block_parameters, expert_widths, name_in_block
 from xtrain.plan.estimates import Hardware
-from xtrain.plan.kernels import attention_kernels, pointwise_kernels
+from xtrain.plan.kernels import attention_kernels, pointwise_kernels, resolve_save
 from xtrain.plan.mesh import device_kind
 from xtrain.plan.parameters import block_tensors
 from xtrain.plan.resolved import Resolved, TrainedKind
@@ -104,9 +104,22 @@ def block_trace(resolved: Resolved, local: Local, kind: TrainedKind, experts: Fs
     block_of(kind).trace(tracer, trace.input)
     if resolved.async_tp:
         _multiply_meanwhile(trace)
-    if kind.below and not kind.frozen:
-        return trace
-    return without_frozen(trace, shapes, kind.frozen, below=kind.below)
+    if kind.frozen or not kind.below:
+        trace = without_frozen(trace, shapes, kind.frozen, below=kind.below)
+    if resolved.spec.compile.mode != "none":
+        from xtrain.blocks.compiled import compile_trace  # most specs do without
+
+        compile_trace(trace, _graphs(trace, block_of(kind), resolved), frozenset(resolve_save(resolved)))
+    return trace
+
+
+def _graphs(trace: OpTrace, block: BlockPiece, resolved: Resolved) -> list[range]:
+    """Return the operations that torch.compile compiles together, as `setup.compile` does: a block; the layers of one
+    with experts or with layers computed in pieces, which are not compiled as a whole."""
+    parts = [layer.name for layer in block.layers() if layer.has_experts or (layer.tiles and resolved.tile is not None)]
+    if not parts:
+        return [range(len(trace.ops))]
+    return [graph for name, graph in trace.layers.items() if name not in parts]
 
 
 def _multiply_meanwhile(trace: OpTrace) -> None:

@@ -213,8 +213,7 @@ SOURCES: Final = {
     "work": "flops_per_token split by the quantities that it scales with, plus recomputation in backwards",
     "memory": (
         "counted from the tensors that modules of the runtime keep, in the order in which a step allocates and frees "
-        "them; each row one document, balanced routing; for each pipeline coordinate the rank with the largest "
-        "shards; effects of torch.compile not included"
+        "them; each row one document, balanced routing; for each pipeline coordinate the rank with the largest shards"
     ),
     "reserve": "on cuda: context, libraries and memory that the allocator cannot use",
     "communication": "the collectives of the runtime, counted; seconds by ring algorithms at the speed of the slowest "

@@ -379,11 +379,13 @@ def compile_blocks(
             module.combine = torch.compile(module.combine, dynamic=True, mode=mode)
     for _, block in matching(model, pattern, matches, rank):
         assert isinstance(block, DecoderBlock)
+        whole = not block.routes and not block.tiled
         for module in block.modules():
             if isinstance(module, Linear) and module.quantised is not None:
                 module.quantised.prepare(rank.device)
+                module.quantised = evolve(module.quantised, again=not whole or block.recompute is None)
         how: dict[str, Any] = {"dynamic": False, "mode": mode, "fullgraph": _stays_compiled(block)}
-        if not block.routes and not block.tiled:
+        if whole:
             if isinstance(block.recompute, RecomputeFunction):
                 block.recompute.compiled = True
             block.compile(**how)

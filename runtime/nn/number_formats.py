@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
+from torch.utils.checkpoint import checkpoint
 
 from xtrain.dsl.schema.precision import CHUNK, GROUP, MULTIPLE, Base, Recipe
 from xtrain.runtime.base.collectives import all_reduce
@@ -236,6 +237,8 @@ class QuantisedMatrix:
 
     shape: of the whole. piece: of the part that a rank computes with, before FSDP shards it; first: its first indices.
     scales: name of the module's buffer with the fp32 numbers of the scales, whole on every rank; empty without one.
+    again: products are in compiled code that keeps what a backward needs: without a checkpoint, whole dequantized
+    matrices.
     codes: the module with `encode`, `decode` and `table` of its base; imported here, as compiled code cannot import.
     """
 
@@ -244,6 +247,7 @@ class QuantisedMatrix:
     piece: tuple[int, ...]
     first: tuple[int, ...]
     scales: str
+    again: bool = False
     codes: Any = Factory(lambda self: importlib.import_module(self.base.torch_module()), takes_self=True)
 
     def beside(self, module: nn.Module) -> Tensor | None:
@@ -331,6 +335,8 @@ class QuantisedMatrix:
     def product(self, x: Tensor, packed: Tensor, beside: Tensor | None, product: Product, *, turned: bool) -> Tensor:
         """Return `product` of x and the matrix [K, M], which is dequantized here and again in the backward. turned: it
         is stored as [M, K]."""
+        if self.again and torch.compiler.is_compiling():
+            return checkpoint(_Product.apply, x, packed, beside, self, product, turned, use_reentrant=False)  # pyright: ignore[reportReturnType]
         return _Product.apply(x, packed, beside, self, product, turned)  # pyright: ignore[reportReturnType]
 
 

@@ -8,9 +8,12 @@ import pytest
 import torch
 from cuda_code import compiled
 
+from xtrain.blocks.stage_costs import StageCosts
 from xtrain.dsl.schema.model import FAMILIES
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.plan.plan import Plan
+from xtrain.planner.costs import estimates
+from xtrain.planner.costs.memory import stage_costs
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.nn.layers import Linear
 
@@ -84,6 +87,32 @@ def test_a_block_is_one_graph_a_variant(model, saved, layout, packed, tmp_path):
     found = compiled(plan, packed=packed)
     assert found.breaks == [] and found.unknown == []
     assert len(found.graphs) <= GRAPHS[model], found.recompiles
+
+
+WIDE = "dim = 1024, layers = 2, heads = 8, kv_heads = 2"
+# Of NF4 with scales of 8 bits, indexes of scales are kept as well.
+APART = {"NF4": 0.03}
+
+
+@pytest.mark.parametrize(("model", "saved", "layout"), [
+    pytest.param("dense", "selective", "one rank", id="dense, selective"),
+    *(pytest.param(*row, marks=pytest.mark.slow, id=", ".join(row)) for row in product(MODELS, SAVED, LAYOUTS)
+      if row[0] not in OF_EXPERTS and row[2] in ("one rank", "tp", "ulysses")),
+    *(pytest.param(model, "all kept", "one rank", marks=pytest.mark.slow, id=model) for model in OF_EXPERTS),
+])  # fmt: skip
+def test_blocks_keep_what_the_plan_says(model, saved, layout, tmp_path, monkeypatch):
+    stages: list[list[list[StageCosts]]] = []
+    monkeypatch.setattr(estimates, "stage_costs", lambda *of: stages.append(stage_costs(*of)) or stages[-1])
+    made, more = MODELS[model]
+    made = made.replace(SIZES, WIDE).replace("ffn = 128", "ffn = 3584").replace("window = 64", "window = 512")
+    made = made.replace("expert_ffn = 64", "expert_ffn = 384")
+    more = "\n".join((more, SAVED[saved], LAYOUTS[layout]))
+    plan = plan_of(tmp_path, made, more, 1 if layout == "one rank" else 2, sequence=1024)
+    found = compiled(plan, partition=True, packed=True, single=False)
+    stage = stages[-1][0][0]
+    for measured, (block, again) in zip(found.kept, stage.blocks, strict=False):
+        planned = block.saved_bytes(again) + stage.rotation
+        assert planned == pytest.approx(measured, rel=APART.get(model, 0.005))
 
 
 @pytest.mark.slow

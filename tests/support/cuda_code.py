@@ -22,7 +22,7 @@ import torch
 import torch._dynamo
 import torch.nn.attention.flex_attention as flex_attention
 from attrs import define, evolve, field, frozen
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
@@ -36,6 +36,7 @@ from xtrain.runtime.inspect.observer import joined_pieces
 from xtrain.runtime.inspect.trace import Program, fake_world, shortened
 from xtrain.runtime.nn import attention, fused, number_formats, recompute
 from xtrain.runtime.nn.batch import ModelBatch
+from xtrain.runtime.nn.block import DecoderBlock
 
 # Variants that one block is known to have, as torch reports why it compiles another one.
 KNOWN: Final = {
@@ -73,9 +74,11 @@ class Graph:
 
 @define
 class Found:
-    """What compiling a program did. graphs: number of operations of each graph that Dynamo made. recompiles: why."""
+    """What compiling a program did. graphs: number of operations of each graph that Dynamo made. kept: bytes that each
+    block keeps for its backward, without parameters. recompiles: why."""
 
     graphs: list[int] = field(factory=list)
+    kept: list[int] = field(factory=list)
     breaks: list[str] = field(factory=list)
     recompiles: list[str] = field(factory=list)
     code: list[Graph] = field(factory=list)
@@ -138,12 +141,19 @@ def _left_out(node: Node) -> bool:
 
 
 def compiled(
-    plan: Plan, *, codegen: bool = False, packed: bool = False, single: bool = True, evaluated: Sequence[int] = ()
+    plan: Plan,
+    *,
+    codegen: bool = False,
+    partition: bool = False,
+    packed: bool = False,
+    single: bool = True,
+    evaluated: Sequence[int] = (),
 ) -> Found:
     """Compile the blocks of a plan for CUDA, forward and backward.
 
-    single, packed: with rows of one document, of several, or of both in turn. evaluated: numbers of rows of further
-    forwards without gradients.
+    codegen: write the CUDA code. partition: divide graphs into forward and backward, as for code, and measure what
+    blocks keep. single, packed: with rows of one document, of several, or of both in turn. evaluated: numbers of rows
+    of further forwards without gradients.
     """
     load_ops()
     short, _ = shortened(plan)
@@ -151,7 +161,7 @@ def compiled(
     torch.compiler.reset()
     counters.clear()
     clear_compilation_metrics()
-    with as_on_cuda(found, codegen=codegen), fake_world(short, 0) as fake:
+    with as_on_cuda(found, codegen=codegen, partition=partition), fake_world(short, 0) as fake:
         program = CompiledProgram(short, fake)
         program.set_up()
         local = program.rows.local
@@ -173,9 +183,9 @@ class _Never:
 
 
 @contextmanager
-def as_on_cuda(found: Found, *, codegen: bool) -> Iterator[None]:
+def as_on_cuda(found: Found, *, codegen: bool, partition: bool) -> Iterator[None]:
     """Let torch.compile handle what is fake as it handles tensors of an H200."""
-    real, own = torch.compile, backend_of(found, codegen=codegen)
+    real, own = torch.compile, backend_of(found, codegen=codegen, partition=partition)
 
     def compile(model: Any = None, *, backend: Any = None, mode: Any = None, **how: Any) -> Any:
         return real(model, backend=own, **how)
@@ -203,6 +213,7 @@ def as_on_cuda(found: Found, *, codegen: bool) -> Iterator[None]:
             (fused, "_has_kernel", lambda x: True),
             (number_formats, "_TABLES", {}),
             (flex_attention, "_validate_device", lambda *a, **k: None),
+            *([(DecoderBlock, "__call__", measured(found.kept))] if partition else []),
         ):
             stack.enter_context(patch.object(target, name, value))
         for operator in (hop.flex_attention, hop.flex_attention_backward):
@@ -214,12 +225,35 @@ def as_on_cuda(found: Found, *, codegen: bool) -> Iterator[None]:
         yield
 
 
-def backend_of(found: Found, *, codegen: bool) -> Callable[..., Any]:
+def measured(kept: list[int]) -> Callable[..., Tensor]:
+    """Return a call of a block that adds the bytes that it keeps for its backward."""
+    call = DecoderBlock.__call__
+
+    def measuring(self: DecoderBlock, *args: Any, **how: Any) -> Tensor:
+        values = [getattr(value, "_local_tensor", value) for value in (*self.parameters(), *self.buffers())]
+        own = {value.untyped_storage()._cdata for value in values}
+        saved: dict[int, int] = {}
+
+        def pack(value: Tensor) -> Tensor:
+            storage = value.untyped_storage()
+            if storage._cdata not in own and not isinstance(value, nn.Parameter):  # nor what FSDP has gathered
+                saved[storage._cdata] = storage.nbytes()
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+            out = call(self, *args, **how)
+        kept.append(sum(saved.values()))
+        return out
+
+    return measuring
+
+
+def backend_of(found: Found, *, codegen: bool, partition: bool) -> Callable[..., Any]:
     """Return a backend of torch.compile that notes graphs, and runs them as they are."""
 
     def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         found.graphs.append(sum(node.op in ("call_function", "call_method") for node in graph.graph.nodes))
-        if not codegen:
+        if not codegen and not partition:
             return graph.forward
         from torch._inductor.compile_fx import compile_fx
 
@@ -229,8 +263,9 @@ def backend_of(found: Found, *, codegen: bool) -> Callable[..., Any]:
     def inner(graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
         from torch._functorch.aot_autograd import make_boxed_func
 
-        with torch.no_grad(), h200():
-            found.code.append(code_of(graph, inputs, **how))
+        if codegen:
+            with torch.no_grad(), h200():
+                found.code.append(code_of(graph, inputs, **how))
         return make_boxed_func(graph.forward)
 
     return backend
