@@ -38,7 +38,8 @@ class AttentionLayer(Layer):
     None: all. gated: `q_proj` also gives a gate for each number of a head's output, which is multiplied by the gate's
     sigmoid (arXiv 2505.06708); its rows are the query and the gate of one head after the other. growth: queries at
     position p are multiplied by 1 + growth · ln(1 + ⌊p / `rope.original`⌋), as in Ministral 3; all numbers of a head
-    are rotated.
+    are rotated. interleaved: rotary positions turn adjacent numbers; otherwise a number of the first half with one of
+    the second.
 
     Raises ValueError unless window, scale, cap, base and rotary are above 0, and rotary is even.
     """
@@ -60,6 +61,7 @@ class AttentionLayer(Layer):
     rotary: int | None = later(None)
     gated: bool = later(False)
     growth: float = later(0.0)
+    interleaved: bool = later(False)
 
     def __attrs_post_init__(self) -> None:
         if (problem := not_above_zero(self, "window", "scale", "cap", "theta", "rotary")) is not None:
@@ -135,7 +137,8 @@ class AttentionLayer(Layer):
         return 2 * arch.kv_heads // tp * arch.head_dim * seen  # a key and a value of each of its heads
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
-        local, turns = on.local, self.rotary is None or self.rotary == on.local.head_dim
+        local = on.local
+        turns = not self.interleaved and self.rotary in (None, local.head_dim)
         x = on.column_parallel_input(x)
         gate: TracedTensor | None = None
 
@@ -158,8 +161,9 @@ class AttentionLayer(Layer):
             # x · cos + rotated x · sin: nothing of x is kept.
             if turns:
                 return on.ops.op(y, makes=size, scratch=(5 * size // 2, 2 * size))
-            turned = size * (self.rotary or 0) // local.head_dim
-            return on.ops.op(y, makes=size, scratch=(7 * turned // 2, 3 * turned))
+            turned = size * (self.rotary or local.head_dim) // local.head_dim
+            moved = turned if self.interleaved else 0
+            return on.ops.op(y, makes=size, scratch=(7 * turned // 2 + moved, 3 * turned + moved))
 
         q = project("q_proj", "q_norm", local.heads)
         k = project("k_proj", "k_norm", local.kv_heads)

@@ -220,7 +220,9 @@ class Architecture:
         """Return the architecture with the values of `to_json`."""
         known = attrs.fields_dict(cls).keys() - {"own"}
         if isinstance(values.get("rope"), Mapping):
-            values = {**values, "rope": Rope(**values["rope"])}
+            rope: dict[str, Any] = dict(values["rope"])
+            lists = {name: tuple(each) for name, each in rope.items() if isinstance(each, list)}
+            values = {**values, "rope": Rope(**{**rope, **lists})}
         if isinstance(values.get("adapter"), Mapping):
             values = {**values, "adapter": adapter_of(values["adapter"])}
         own = {name: value for name, value in values.items() if name not in known}

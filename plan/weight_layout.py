@@ -9,7 +9,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from xtrain.dsl.schema.model import FAMILIES
-from xtrain.dsl.schema.model_config import AUTO_MAP, CONTEXT, PARTIAL, ROPE_KEYS, ConfigKey, ModelConfig, Rope
+from xtrain.dsl.schema.model_config import AUTO_MAP, CONTEXT, ORIGINAL, PARTIAL, ROPE_KEYS, ConfigKey, ModelConfig, Rope
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, ParameterSpec, buffers, parameters
@@ -345,7 +345,7 @@ def changed_config(
         if (key.when is None or key.when(config)) and means.get(key.setting) != _value(arch, key.setting):
             found |= _written(arch, key, next((name for name in key.names if name in config), key.name))
     same = all(means.get(key.setting) == _value(arch, key.setting) for key in _config(arch).rope_keys)
-    if means.get("rope_theta") != arch.rope_theta or _scaling(means) != arch.rope.resolved() or not same:
+    if means.get("rope_theta") != arch.rope_theta or _scaling(means) != arch.rope.in_files() or not same:
         found = {name: value for name, value in found.items() if name not in ROPE} | _rope(arch, values.context)
         # Some transformers classes scale positions only of heads whose width is written.
         width = (key for key in _config(arch).keys if key.setting == "head_dim" and config.get(key.name) is None)
@@ -415,7 +415,7 @@ def read_differences(arch: Architecture, means: Mapping[str, Any]) -> list[str]:
     pairs = {setting: (means[setting], _value(arch, setting)) for setting in means if setting in known}
     scaled = _scaling(means)
     is_plain = config.rope_always and (scaled.get("factor"), scaled.get("attention_factor")) == (1.0, 1.0)
-    pairs["rope"] = {} if is_plain else scaled, arch.rope.resolved()
+    pairs["rope"] = {} if is_plain else scaled, arch.rope.in_files()
 
     def same(setting: str, theirs: Any, ours: Any) -> bool:
         if theirs == ours or setting not in keys:
@@ -437,7 +437,7 @@ def _config(arch: Architecture) -> ModelConfig:
 
 
 def _rope(arch: Architecture, context: int) -> dict[str, Any]:
-    scaled, config = dict(arch.rope.resolved()), _config(arch)
+    scaled, config = dict(arch.rope.in_files()), _config(arch)
     if config.rope_always and not scaled:
         scaled = Rope(scaling="yarn", original=_context(arch, context)).resolved()
     local = config.local_rope
@@ -452,7 +452,8 @@ def _rope(arch: Architecture, context: int) -> dict[str, Any]:
     bases = {"rope_theta": arch.rope_theta} | ({local.key: _value(arch, local.setting)} if local is not None else {})
     if not scaled:  # some transformers classes do so only if told
         return {**bases, "rope_scaling": {"rope_type": "default"} if config.rope else None}
-    return {**bases, "rope_scaling": _scaled(arch, scaled)}
+    outside = {ORIGINAL: arch.rope.original} if config.original else {}
+    return {**bases, **outside, "rope_scaling": _scaled(arch, scaled)}
 
 
 def _scaled(arch: Architecture, scaled: dict[str, Any]) -> dict[str, Any]:
@@ -470,7 +471,7 @@ def _scaled(arch: Architecture, scaled: dict[str, Any]) -> dict[str, Any]:
 def _scaling(means: Mapping[str, Any]) -> dict[str, Any]:
     """Return `Rope.resolved` of the settings that a `config.json` gives."""
     given = {name.removeprefix("rope."): value for name, value in means.items() if name.startswith("rope.")}
-    return Rope(**given).resolved()
+    return Rope(**given).in_files()
 
 
 def _context(arch: Architecture, rows: int) -> int:

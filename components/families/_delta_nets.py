@@ -1,20 +1,17 @@
 """Blocks and stored names of families that mix gated delta nets with gated attention."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.delta_net import DeltaNetLayer
+from xtrain.components.families._joined import JoinedNames, Rows
 from xtrain.dsl.schema.family_parts import rotary_width
 from xtrain.dsl.schema.model_config import HARMLESS, WholeModel
-from xtrain.lazy_attrs import frozen
-from xtrain.plan.architecture import Architecture, ParameterSpec
-from xtrain.plan.weight_files import Alternatives, StoredNames, StoredPart
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.weight_files import StoredNames
 
-MIXER = ".linear_attn."
-Rows = list[tuple[str, int]]
-"""Parameters of a stored tensor with their rows, one after the other."""
+MIXER = "linear_attn"
 
 
 def delta_net_blocks(
@@ -32,7 +29,7 @@ def delta_net_blocks(
         gated=True,
     )
     delta_net = DeltaNetLayer(
-        name="linear_attn",
+        name=MIXER,
         key_heads=own["delta_key_heads"],
         value_heads=own["delta_value_heads"],
         key_dim=own["delta_key_dim"],
@@ -58,51 +55,22 @@ def qwen3_5_whole(model_type: str, architecture: str) -> WholeModel:
     )
 
 
-@frozen(kw_only=True)
-class DeltaNetNames(StoredNames):
-    """Stored names of a family with delta nets. key_heads: number of key heads in one layer. own: settings. by_group:
-    a stored tensor has the rows of one key head after the other, as in Qwen3-Next; otherwise the rows of all heads of
-    a projection are together."""
-
-    own: Mapping[str, Any]
-    by_group: bool
-
-    @classmethod
-    def of_qwen3_5(cls, arch: Architecture) -> "DeltaNetNames":
-        """Return the names of the text part of Qwen3.5."""
-        enclosed = {"model.language_model.": "model."}
-        return cls(own=arch.own, by_group=False, enclosed=enclosed, beside=("mtp.", "model.visual."))
-
-    def of(self, parameter: ParameterSpec) -> Alternatives:
-        start, mixer, name = parameter.name.partition(MIXER)
-        stored = next((tensor for tensor, rows in self._tensors() if name in dict(rows)), "") if mixer else ""
-        if not stored:
-            return super().of(parameter)
-        rows = next(rows for tensor, rows in self._tensors() if tensor == stored)
-        return (tuple(self._parts(f"model.{start}{MIXER}{stored}", rows, name, parameter.shape)),)
-
-    def _parts(self, stored: str, rows: Rows, name: str, shape: tuple[int, ...]) -> Iterator[StoredPart]:
-        groups = self.own["delta_key_heads"] if self.by_group and "conv" not in stored else 1
-        total, top, count = sum(each for _, each in rows), 0, dict(rows)[name] // groups
-        for other, each in rows:
-            if other == name:
-                break
-            top += each // groups
-        for group in range(groups):
-            own = None if groups == 1 else (group * count, (group + 1) * count)
-            yield StoredPart(stored, (total, *shape[1:]), rows=own, top=group * total // groups + top)
-
-    def _tensors(self) -> Iterator[tuple[str, Rows]]:
-        """Yield stored tensors with several parameters, or with another name."""
-        keys = self.own["delta_key_heads"] * self.own["delta_key_dim"]
-        values, heads = self.own["delta_value_heads"] * self.own["delta_value_dim"], self.own["delta_value_heads"]
-        together = [("q", keys), ("k", keys), ("v", values)]
-        yield "conv1d.weight", [(f"{part}_conv.weight", rows) for part, rows in together]
-        if self.by_group:
-            together = [*together, ("z", values)]
-            yield "in_proj_qkvz.weight", [(f"{part}_proj.weight", rows) for part, rows in together]
-            yield "in_proj_ba.weight", [("b_proj.weight", heads), ("a_proj.weight", heads)]
-            return
-        yield "in_proj_qkv.weight", [(f"{part}_proj.weight", rows) for part, rows in together]
-        for part, rows in (("z", values), ("b", heads), ("a", heads)):
-            yield f"in_proj_{part}.weight", [(f"{part}_proj.weight", rows)]
+def delta_net_names(arch: Architecture, *, by_group: bool) -> StoredNames:
+    """Return the stored names of a family with delta nets. by_group: a stored tensor has the rows of one key head after
+    the other, as in Qwen3-Next; otherwise the rows of all heads of a projection are together."""
+    own = arch.own
+    groups, heads = own["delta_key_heads"], own["delta_value_heads"]
+    keys, values = groups * own["delta_key_dim"], heads * own["delta_value_dim"]
+    together = [("q", keys), ("k", keys), ("v", values)]
+    tensors: dict[str, Rows] = {"conv1d.weight": [(f"{part}_conv.weight", rows) for part, rows in together]}
+    if by_group:
+        together = [*together, ("z", values)]
+        tensors["in_proj_qkvz.weight"] = [(f"{part}_proj.weight", rows) for part, rows in together]
+        tensors["in_proj_ba.weight"] = [("b_proj.weight", heads), ("a_proj.weight", heads)]
+        grouped: dict[str, int] = {"in_proj_qkvz.weight": groups, "in_proj_ba.weight": groups}
+        return JoinedNames(joined={MIXER: tensors}, groups=grouped, beside=("mtp.",))
+    tensors["in_proj_qkv.weight"] = [(f"{part}_proj.weight", rows) for part, rows in together]
+    for part, rows in (("z", values), ("b", heads), ("a", heads)):
+        tensors[f"in_proj_{part}.weight"] = [(f"{part}_proj.weight", rows)]
+    enclosed = {"model.language_model.": "model."}
+    return JoinedNames(joined={MIXER: tensors}, enclosed=enclosed, beside=("mtp.", "model.visual."))

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from xtrain.blocks.block import BlockPiece
 from xtrain.blocks.feed_forward import SwiGLULayer
-from xtrain.components.families._delta_nets import DeltaNetNames, delta_net_blocks, qwen3_5_whole
+from xtrain.components.families._delta_nets import delta_net_blocks, delta_net_names, qwen3_5_whole
 from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.delta_net import DELTA_HARMLESS, DELTA_KEYS, DELTA_ONLY, ROPE_HARMLESS, DeltaNetSettings
@@ -43,7 +43,7 @@ class Qwen35(DeltaNetSettings, PlannedModel):
 
     @classmethod
     def names_in_files(cls, arch: Architecture) -> StoredNames:
-        return DeltaNetNames.of_qwen3_5(arch)
+        return delta_net_names(arch, by_group=False)
 
     @classmethod
     def ends(cls, arch: Architecture) -> ModelEnds:

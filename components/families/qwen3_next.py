@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from xtrain.blocks.block import BlockPiece
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
-from xtrain.components.families._delta_nets import DeltaNetNames, delta_net_blocks
+from xtrain.components.families._delta_nets import delta_net_blocks, delta_net_names
 from xtrain.contracts.models import PlannedModel, layers_with_experts
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.delta_net import DELTA_HARMLESS, DELTA_KEYS, DELTA_ONLY, DeltaNetSettings
@@ -66,7 +66,7 @@ class Qwen3Next(DeltaNetSettings, MixedTransformer, PlannedModel):
 
     @classmethod
     def names_in_files(cls, arch: Architecture) -> StoredNames:
-        return DeltaNetNames(own=arch.own, by_group=True, beside=("mtp.",))
+        return delta_net_names(arch, by_group=True)
 
     @classmethod
     def ends(cls, arch: Architecture) -> ModelEnds:

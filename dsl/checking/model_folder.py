@@ -26,6 +26,7 @@ from xtrain.dsl.schema.data_components import TOKENIZERS, Tokenizer
 from xtrain.dsl.schema.model import FAMILIES, Model, ModelFolder, snapshot_text
 from xtrain.dsl.schema.model_config import (
     CONTEXT,
+    ORIGINAL,
     PARTIAL,
     REFUSED,
     ROPE_KEYS,
@@ -216,6 +217,8 @@ class _Reading:
         for setting, value in config.constant.items():
             self._set(setting, value, None, "model_type")
         understood = {name for key in config.keys for name in key.names} | {"rope_theta", *ROPE}
+        if config.original:
+            understood.add(ORIGINAL)
         if config.local_rope is not None:
             self._local_rope(config.local_rope)
             understood.add(config.local_rope.key)
@@ -376,6 +379,8 @@ class _Reading:
             self.diagnostics.error("X522", text, entry.span, hint=hint)
 
         words = {"default": "none", **{each: each for each in ROPE_SCALINGS if each != "none"}}
+        if self.config.original:
+            words = {"default": "none", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")}
         kinds = [each for key in ("rope_type", "type") if (each := inside.pop(key, None)) is not None]
         if wrong := [each for each in kinds if not isinstance(each, str) or each not in words or each != kinds[0]]:
             self._refuse(f"{name}.rope_type", ConfigEntry(wrong[-1], entry.span), f"one of {', '.join(words)}")
@@ -385,8 +390,20 @@ class _Reading:
         found: dict[str, Any] = {"scaling": kind}
         good = True
         for setting in Rope(scaling=kind).reads:  # type: ignore[arg-type]
+            if setting == "divisors":
+                continue
             key = ROPE_KEYS[setting]
             value = inside.pop(key, None) if (setting, kind) != ("original", "dynamic") else None
+            if setting == "original" and self.config.original:
+                outer = self.entries.get(ORIGINAL)
+                whole = self.config.original if outer is None else outer.value
+                if value not in (None, whole):
+                    hint = "correct one of them"
+                    refuse(f"has {short_json(value)} as `{key}`, and the model has {short_json(whole)}", hint)
+                    good = False
+                value = whole
+            if setting == "factor" and value is None and kind == "longrope":
+                value = self._ratio(inside)
             if setting == "original" and value is None:
                 if context is None or not isinstance(context.value, int):
                     refuse(f"has no `{key}`, and `{CONTEXT}` is missing", f"add `{key}`")
@@ -412,6 +429,15 @@ class _Reading:
             refuse(f"scales positions from {before}, but `{CONTEXT}` is only {context.value}", "correct one of them")
             good = False
         return found if good else None
+
+    def _ratio(self, inside: Mapping[str, Any]) -> Any:
+        """Return the ratio of the context to the positions before scaling; None if one of them is missing."""
+        outer, context = self.entries.get(ORIGINAL), self.entries.get(CONTEXT)
+        before = inside.get(ORIGINAL) if outer is None else outer.value
+        before = self.config.original or None if before is None else before
+        after = None if context is None else context.value
+        numbers = [float(each) for each in (before, after) if isinstance(each, int | float)]
+        return max(1.0, numbers[1] / numbers[0]) if len(numbers) == 2 and numbers[0] > 0 else None
 
     def _check_replaced(self, base: ConfigEntry | None) -> None:
         """Refuse a base in `rope_parameters` that transformers would ignore: if `rope_scaling` is given too, it

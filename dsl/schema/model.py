@@ -141,6 +141,7 @@ class Model(Component):
     experts: int = 0  # for families without experts
     window: int | None = None
     full_layers: tuple[int, ...] = ()
+    rope: Rope = Rope()
     mtp: int = 0
     mtp_weight: float = 0.0
     folder: ModelFolder | None = None
@@ -182,7 +183,9 @@ class Model(Component):
             elif isinstance(value, Rope):
                 values[name] = value.resolved()
                 if "attention_factor" in values[name] and isinstance(value.attention_factor, Auto):
-                    reasons[f"{name}.attention_factor"] = f"0.1 · ln(factor {value.factor:g}) + 1"
+                    yarn = f"0.1 · ln(factor {value.factor:g}) + 1"
+                    longrope = f"√(1 + ln(factor {value.factor:g}) / ln(original {value.original}))"
+                    reasons[f"{name}.attention_factor"] = longrope if value.scaling == "longrope" else yarn
             elif isinstance(value, Router):
                 values |= {f"{name}_{inner}": getattr(value, inner) for inner in attrs.fields_dict(Router)}
             else:

@@ -14,13 +14,13 @@ from xtrain.lazy_attrs import frozen
 class Rope:
     """`rope { … }` inside `model`: scaling of rotary positions to a longer context."""
 
-    scaling: Literal["none", "linear", "dynamic", "llama3", "yarn"] = setting(
+    scaling: Literal["none", "linear", "dynamic", "llama3", "yarn", "longrope"] = setting(
         "how frequencies are scaled; dynamic changes nothing up to `original` positions, and longer rows are refused",
         default="none",
     )
     factor: float = setting("ratio of the new to the old number of positions", default=1.0, check=at_least(1))
     original: int = setting(
-        "positions that the model was trained on without scaling; required by dynamic, llama3 and yarn",
+        "positions that the model was trained on without scaling; required by dynamic, llama3, yarn and longrope",
         default=0,
         check=not_negative,
     )
@@ -46,7 +46,20 @@ class Rope:
     )
     truncate: bool = setting("yarn: round the bounds between those pairs to whole pairs", default=True)
     attention_factor: float | Auto = setting(
-        "yarn: factor of cosines and sines; auto: 0.1 · ln(factor) + 1", default=AUTO, check=positive
+        "yarn and longrope: factor of cosines and sines; auto: yarn 0.1 · ln(factor) + 1, longrope "
+        "√(1 + ln(factor) / ln(original))",
+        default=AUTO,
+        check=positive,
+    )
+    short: tuple[float, ...] = setting(
+        "longrope: divisors of frequencies of short rows, one for each pair", default=(), check=positive
+    )
+    long: tuple[float, ...] = setting(
+        "longrope: divisors of frequencies of long rows, one for each pair", default=(), check=positive
+    )
+    divisors: Literal["short", "long"] | Auto = setting(
+        "longrope: the divisors that all positions have; auto: long if rows have more than `original` positions",
+        default=AUTO,
     )
 
     @property
@@ -57,9 +70,13 @@ class Rope:
     @property
     def magnitude(self) -> float:
         """Factor on cosines and sines; it scales attention scores by its square."""
-        if self.scaling != "yarn":
+        if "attention_factor" not in self.reads:
             return 1.0
-        return yarn_magnitude(self.factor) if isinstance(self.attention_factor, Auto) else self.attention_factor
+        if not isinstance(self.attention_factor, Auto):
+            return self.attention_factor
+        if self.scaling == "yarn":
+            return yarn_magnitude(self.factor)
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original)) if self.original > 1 else 1.0
 
     @property
     def limit(self) -> int | None:
@@ -71,15 +88,28 @@ class Rope:
         if self.scaling == "none":
             return {}
         chosen = evolve(self, attention_factor=self.magnitude)
-        return {name: getattr(chosen, name) for name in fields_dict(Rope) if name in ("scaling", *self.reads)}
+        values = {name: getattr(chosen, name) for name in fields_dict(Rope) if name in ("scaling", *self.reads)}
+        lists = {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
+        return {name: value for name, value in (values | lists).items() if not isinstance(value, Auto)}
+
+    def in_files(self) -> dict[str, Any]:
+        """Return those that files have: transformers chooses divisors by the length of each text."""
+        return {name: value for name, value in self.resolved().items() if name != "divisors"}
+
+    def of_rows(self, sequence: int) -> "Rope":
+        """Return the scaling with the divisors for rows of `sequence` positions."""
+        if self.scaling != "longrope" or not isinstance(self.divisors, Auto):
+            return self
+        return evolve(self, divisors="long" if sequence > self.original else "short")
 
     def idle(self) -> dict[str, tuple[str, str]]:
         """Return the settings that the scaling does not read, each with (reason, what to do)."""
         why = f"scaling {self.scaling} does not read it"
         return {name: (why, "remove it") for name in fields_dict(Rope) if name not in ("scaling", *self.reads)}
 
-    def problem(self, sequence: int) -> tuple[str, str, str] | None:
-        """Return (setting, what is wrong, what to do) for an invalid value. sequence: positions of a row."""
+    def problem(self, sequence: int, pairs: int) -> tuple[str, str, str] | None:
+        """Return (setting, what is wrong, what to do) for an invalid value. sequence: positions of a row. pairs: of
+        numbers of a head that are rotated."""
         if "original" in self.reads and not self.original:
             needs = f"scaling {self.scaling} needs the number of positions before scaling"
             return "original", needs, "set `original`, such as 8192 for Llama 3.1"
@@ -89,6 +119,10 @@ class Rope:
             if low in self.reads and (least > most or (least == most and low == "low")):
                 found = f"{low} {least:g} is not below {high} {most:g}"
                 return low, found, f"use {low} 1, and {high} {fields_dict(Rope)[high].default:g}"
+        for name in ("short", "long"):
+            if name in self.reads and (count := len(getattr(self, name))) != pairs:
+                found = f"{name} has {count} divisors, and {pairs} pairs of a head are rotated"
+                return name, found, "give one for each pair"
         if self.limit is not None and sequence > self.limit:
             why = f"scaling dynamic depends on the length of each text beyond original {self.original}"
             return "scaling", f"{why}, and rows have {sequence} positions", "use scaling yarn, or shorter rows"
@@ -128,6 +162,12 @@ def _llama3(rope: Rope, plain: list[float], theta: float) -> list[float]:
     return found
 
 
+def _longrope(rope: Rope, plain: list[float], theta: float) -> list[float]:
+    """Return f / divisor, with a divisor for each pair (Ding et al. 2024, arXiv 2402.13753)."""
+    divisors = rope.long if rope.divisors == "long" else rope.short
+    return [each / divisor for each, divisor in zip(plain, divisors, strict=True)]
+
+
 def _yarn(rope: Rope, plain: list[float], theta: float) -> list[float]:
     """Return f / factor · r + f · (1 - r), where r grows from 0 to 1 between the pairs that turn `beta_fast` and
     `beta_slow` times in `original` positions (arXiv 2309.00071, section 3.2)."""
@@ -153,6 +193,7 @@ ROPE_SCALINGS: Final[dict[str, tuple[tuple[str, ...], _Scale]]] = {
     "dynamic": (("factor", "original"), _plain),
     "llama3": (("factor", "original", "low", "high"), _llama3),
     "yarn": (("factor", "original", "beta_fast", "beta_slow", "truncate", "attention_factor"), _yarn),
+    "longrope": (("factor", "original", "attention_factor", "short", "long", "divisors"), _longrope),
 }
 
 
@@ -260,6 +301,8 @@ class ModelConfig:
     settings. rope_theta: default base of the frequencies. rope_keys: keys of `rope_parameters` or `rope_scaling` that
     determine settings of the family outside `rope { … }`. rope_harmless: keys there that may have any value.
     rope_always: transformers computes with scaled positions alone, so that files of others have yarn of factor 1.
+    original: default of `original_max_position_embeddings`, if it is a key outside `rope_parameters` and all scaling is
+    longrope, whatever its name; 0: it is not.
     local_rope: set if that base does not apply to all layers. rope: default of `rope_parameters`; empty: no scaling.
     constant: settings that no key determines, with their values. only: keys with restricted values. harmless: keys that
     may have any value. whole: a model that contains one of the family as a part. heads_divide: transformers requires a
@@ -282,6 +325,7 @@ class ModelConfig:
     rope_harmless: frozenset[str] = frozenset()
     aliases: tuple[str, ...] = ()
     rope_always: bool = False
+    original: int = 0
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -415,8 +459,11 @@ ROPE_KEYS: Final = {
     "beta_slow": "beta_slow",
     "truncate": "truncate",
     "attention_factor": "attention_factor",
+    "short": "short_factor",
+    "long": "long_factor",
 }
-ROPE_NEEDED: Final = ("factor", "low", "high")  # if the scaling reads them
+ORIGINAL: Final = "original_max_position_embeddings"
+ROPE_NEEDED: Final = ("factor", "low", "high", "short", "long")  # if the scaling reads them
 # Keys of yarn that together determine an absent `attention_factor`.
 ROPE_WEIGHTS: Final = ("mscale", "mscale_all_dim")
 CONTEXT: Final = "max_position_embeddings"

@@ -155,6 +155,11 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     reasons = {f"model.{name}": reason for name, reason in why.items()}
     if "head_dim" in settings_of(type(spec.model)):  # otherwise the family decides the width of heads
         values["head_dim"] = _head_dim(spec, reasons, found)
+    if values.get("rope", {}).get("scaling") == "longrope":
+        scaling = spec.model.rope.of_rows(spec.batch.sequence)
+        values["rope"] = scaling.resolved()
+        if scaling != spec.model.rope:
+            reasons["model.rope.divisors"] = f"rows of {spec.batch.sequence}, original {scaling.original}"
     values["vocab"] = _vocab(spec, reasons, found)
     values["layers"] += values.get("mtp", 0)
     if not spec.loss.of_logits:
@@ -293,7 +298,9 @@ def _check_rope(spec: Spec, architecture: Architecture, found: Findings) -> None
     rope = architecture.rope
     if rope.scaling == "none":
         return
-    problem = rope.problem(spec.batch.sequence)
+    angles = [angles for kind in architecture.kinds if (angles := kind.block.angles(architecture)) is not None]
+    width = next((each.width for each in angles if each.rope == rope), architecture.head_dim)
+    problem = rope.problem(spec.batch.sequence, width // 2)
     if problem is None:
         found.passed("model.rope", f"positions are scaled: {rope}")
     else:

@@ -35,7 +35,9 @@ class Attention(AttentionModule, Fusible):
         super().__init__(kernel, axes, Scores(window=layer.window, scale=layer.scale, cap=layer.cap))
         self.head_dim = arch.head_dim
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        self.turns = layer.rotary is None or layer.rotary == arch.head_dim  # all numbers of a head
+        self.interleaved = layer.interleaved
+        # The fused kernels turn all numbers of a head, in halves.
+        self.turns = not layer.interleaved and layer.rotary in (None, arch.head_dim)
         self.gated, self.query_dim = layer.gated, 2 * arch.head_dim if layer.gated else arch.head_dim
         self.q_proj = Linear(arch.dim, arch.heads * self.query_dim, bias=layer.bias)
         self.k_proj = Linear(arch.dim, keys, bias=layer.bias)
@@ -71,8 +73,9 @@ class Attention(AttentionModule, Fusible):
                 x_BSHA = norm(x_BSHA)
             if rotate is None:
                 return x_BSHA.transpose(1, 2)
-            fused = self.fused and self.turns
-            return turned(x_BSHA, rotate).transpose(1, 2) if fused else rotate(x_BSHA.transpose(1, 2))
+            if self.fused and self.turns:
+                return turned(x_BSHA, rotate).transpose(1, 2)
+            return rotate(x_BSHA.transpose(1, 2), interleaved=self.interleaved)
 
         q_BSHA, gate_BSHA = self.q_proj(x_BSD).unflatten(-1, (-1, self.query_dim)), None
         if self.gated:

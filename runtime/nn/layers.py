@@ -354,10 +354,15 @@ class Rotation:
         """Numbers of a head that are rotated."""
         return self.cos.shape[-1]
 
-    def __call__(self, x_BHSA: Tensor) -> Tensor:
-        if self.width == x_BHSA.shape[-1]:
+    def __call__(self, x_BHSA: Tensor, *, interleaved: bool = False) -> Tensor:
+        """Rotate heads. interleaved: pairs of adjacent numbers are moved into halves first: products of queries and
+        keys stay the same."""
+        if self.width == x_BHSA.shape[-1] and not interleaved:
             return self._turned(x_BHSA)
-        parts = self._turned(x_BHSA[..., : self.width]), x_BHSA[..., self.width :]
+        first = x_BHSA[..., : self.width]
+        if interleaved:
+            first = first.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        parts = self._turned(first), x_BHSA[..., self.width :]
         return torch.cat([part.transpose(1, 2) for part in parts], dim=-1).transpose(1, 2)  # heads side by side
 
     def _turned(self, x_BHSA: Tensor) -> Tensor:

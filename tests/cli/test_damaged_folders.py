@@ -137,7 +137,7 @@ CONFIGS: dict[str, Damage] = {
     "no family": Damage(config(model_type=None), "X521", ("`model_type`",)),
     "quantised by fp8": Damage(config(quantization_config={"quant_method": "fp8"}), "X522", ("quantization_config",)),
     "quantised and compressed": Damage(config(compression_config={"format": "int"}), "X522", ("compression_config",)),
-    "an unknown type of positions": Damage(config(rope_scaling={"rope_type": "longrope", "factor": 8.0}), "X522",
+    "an unknown type of positions": Damage(config(rope_scaling={"rope_type": "ntk", "factor": 8.0}), "X522",
         ("rope_type", "longrope")),
     "a key that is not known": Damage(config(logit_scale=0.5), "X522", ("logit_scale",)),
     "a key that a terminal would obey": Damage(config(**{"\x1b[2J": 1}), "X522", ("[2J", "unknown")),

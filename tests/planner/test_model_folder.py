@@ -189,6 +189,22 @@ def test_scaled_positions_are_those_of_the_file_or_of_the_spec(folder: Folder):
     assert error.code == "X432" and "original" in (error.hint or "")
 
 
+@pytest.mark.parametrize(("length", "divisors"), [(64, "long"), (8, "short")])
+def test_the_divisors_of_longrope_follow_from_the_length_of_rows(folder: Folder, length: int, divisors: str):
+    pairs, lists = 4, {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    scaling = {"rope_type": "longrope", **lists, "original_max_position_embeddings": 16}
+    folder.config(max_position_embeddings=64, head_dim=2 * pairs, rope_scaling=scaling)
+    plan = folder.plan(more=f"batch {{ sequence = {length} }}").plan
+    assert plan is not None
+    rope = plan.architecture.rope
+    assert (rope.divisors, rope.factor, rope.short) == (divisors, 4.0, (1.0,) * pairs)
+    assert rope.magnitude == math.sqrt(1 + math.log(4) / math.log(16))
+    assert rope.frequencies(2 * pairs, 1.0) == [{"long": 0.5, "short": 1.0}[divisors]] * pairs
+    shown = {entry.path: (entry.value, entry.how) for entry in plan.provenance}
+    assert shown["model.rope.divisors"] == (divisors, f"rows of {length}, original 16")
+    assert from_json(json.loads(dumps(plan))) == plan
+
+
 def test_positions_are_scaled_as_a_class_of_transformers_does_where_no_key_says_how(folder: Folder):
     """As `GptOssConfig` of transformers 5.23."""
     yarn = "yarn × 32 from 4,096"
@@ -296,7 +312,7 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "no family": ("X521", "model_type", {"model_type": None}),
     "another head": ("X521", "ForTokenClassification", {"architectures": ["LlamaForTokenClassification"]}),
     "quantised": ("X522", "quantization_config", {"quantization_config": {"quant_method": "fp8"}}),
-    "positions scaled otherwise": ("X522", "longrope", {"rope_scaling": {"type": "longrope", "factor": 8.0}}),
+    "positions scaled otherwise": ("X522", "longrope", {"rope_scaling": {"type": "ntk", "factor": 8.0}}),
     "scaled in two ways": ("X522", "positions differently",
         {"rope_scaling": {"type": "linear", "factor": 8.0}, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}),
     "two types": ("X522", "rope_type", {"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 8.0}}),
@@ -315,6 +331,12 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"max_position_embeddings": 32, "rope_scaling": {"type": "dynamic", "factor": 2.0}}),
     "bounds the wrong way": ("X432", "below", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0,
                 "low_freq_factor": 4.0, "high_freq_factor": 1.0, "original_max_position_embeddings": 16}}),
+    "divisors of other pairs": ("X432", "pairs of a head", {"rope_scaling": {"rope_type": "longrope", "factor": 8.0,
+                "short_factor": [1.0], "long_factor": [2.0], "original_max_position_embeddings": 16}}),
+    "no divisors": ("X522", "short_factor", {"rope_scaling": {"rope_type": "longrope", "factor": 8.0,
+                "long_factor": [2.0], "original_max_position_embeddings": 16}}),
+    "divisors that are none": ("X304", "short", {"rope_scaling": {"rope_type": "longrope", "factor": 8.0,
+                "short_factor": [0.0], "long_factor": [2.0], "original_max_position_embeddings": 16}}),
     "partial positions": ("X522", "partial_rotary_factor", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
     "two bases": ("X522", "rope_theta", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}),
     "two bases, old": ("X522", "keep the intended", {"rope_theta": None, "rope_parameters": {"rope_theta": 1e4},
@@ -475,7 +497,7 @@ GEMMA3: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e5}}}),
     ("X522", "elsewhere", {"rope_theta": 1e5, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}}),
     ("X522", "nothing is scaled", {"rope_scaling": {"type": "linear", "factor": 8.0}}),
-    ("X522", "longrope", {"rope_parameters": {"full_attention": {"rope_type": "longrope", "factor": 2.0}}}),
+    ("X522", "longrope", {"rope_parameters": {"full_attention": {"rope_type": "ntk", "factor": 2.0}}}),
     ("X304", "logit_cap", {"final_logit_softcapping": 0}),
     ("X304", "local_theta", {"rope_local_base_freq": 0}),
     ("X304", "layers", {"num_hidden_layers": 10**12}),

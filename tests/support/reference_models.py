@@ -1,6 +1,7 @@
 """Tiny models of transformers, saved by it, and what it computes of the rows of a step."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,13 @@ LATENT = {
     "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3,
     "first_k_dense_replace": 1, "max_position_embeddings": 64,
 }  # fmt: skip
+
+
+def before_scaling(positions: int) -> dict[str, int]:
+    """Keys of a context of 64 positions, and of `positions` before it was longer."""
+    return {"original_max_position_embeddings": positions, "max_position_embeddings": 64}
+
+
 LITE = {name: value for name, value in LATENT.items() if name != "first_k_dense_replace"}
 GROUPED = {
     **DENSE, "num_hidden_layers": 3, "head_dim": 8, "moe_intermediate_size": 24, "n_routed_experts": 8,
@@ -72,6 +80,23 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "odd heads, tied": {**DENSE, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6, "tied": True},
         "every bias": {**DENSE, "num_key_value_heads": 4, "head_dim": 12, "attention_out_bias": True, "mlp_bias": True,
             "rms_norm_eps": 1e-3, "rope_theta": 500.0}},
+    "phi3": {
+        "plain": {**DENSE, **IDS, "rope": {"partial_rotary_factor": 0.5}},
+        "odd heads, tied": {**DENSE, **IDS, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "sliding_window": 7, "tied": True, **before_scaling(2), "rope": {"rope_type": "longrope", "factor": 2.0,
+                "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5], "long_factor": [1.5, 2.0, 3.0, 4.0, 6.0, 8.0]}},
+        "short, in part": {**DENSE, **IDS, "num_key_value_heads": 4, "rms_norm_eps": 1e-3, **before_scaling(64),
+            "rope": {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0, 1.5, 2.5], "partial_rotary_factor":
+                0.75, "long_factor": [2.0, 4.0, 8.0]}, "max_position_embeddings": 256},
+    },
+    "glm4": {
+        "plain": {**DENSE, **IDS, "head_dim": 8},
+        "odd heads, tied": {**DENSE, **IDS, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "head_dim": 10, "rope": {"partial_rotary_factor": 1.0}, "tied": True},
+        "no bias, scaled": {**DENSE, **IDS, "num_key_value_heads": 4, "head_dim": 12, "attention_bias": False,
+            "rms_norm_eps": 1e-3, "max_position_embeddings": 64, "rope": {"rope_type": "linear", "factor": 3.0,
+                "partial_rotary_factor": 0.5}},
+    },
     "granite": {
         "plain": {**DENSE, "embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.2,
             "logits_scaling": 3.0},
@@ -221,6 +246,13 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 TYPES = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 
 
+GLM4_NORMS = {
+    "post_self_attn_layernorm": "post_attention_layernorm",
+    "post_attention_layernorm": "pre_feedforward_layernorm",
+    "post_mlp_layernorm": "post_feedforward_layernorm",
+}
+
+
 def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
     """A random model in fp32, saved into a folder. saving: arguments of `save_pretrained`."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -297,8 +329,18 @@ def in_our_names(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Ite
         name = name.removeprefix("model.").replace(".mlp.router.", ".mlp.gate.")
         if ".experts." in name and name.rpartition(".")[2] in ("gate_up_proj", "down_proj") and not interleaved:
             value = value.transpose(1, 2)
+        if model.config.model_type == "glm4":
+            name = re.sub(r"(?<=\.)\w+_layernorm", lambda norm: GLM4_NORMS.get(norm[0], norm[0]), name)
         if ".linear_attn." in name:
             yield from _of_delta_net(name, value, model.config)
+        elif name.endswith(".mlp.gate_up_proj.weight"):
+            for each, part in zip(("gate_proj", "up_proj"), value.chunk(2), strict=True):
+                yield name.replace("gate_up_proj", each), part
+        elif name.endswith(".qkv_proj.weight"):
+            heads, keys = model.config.num_attention_heads, model.config.num_key_value_heads
+            width = len(value) // (heads + 2 * keys)
+            for each, part in zip("qkv", value.split([heads * width, keys * width, keys * width]), strict=True):
+                yield name.replace("qkv_proj", f"{each}_proj"), part
         elif "experts.gate_up_proj" in name:
             parts = (value[..., ::2], value[..., 1::2]) if interleaved else value.chunk(2, dim=2)
             for each, part in zip(("gate_proj", "up_proj"), parts, strict=True):

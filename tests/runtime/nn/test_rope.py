@@ -10,6 +10,11 @@ from xtrain.dsl.schema.model_config import ROPE_SCALINGS, Rope
 from xtrain.runtime.nn.layers import Rotation
 
 ORIGINAL = {"original_max_position_embeddings": 64}
+DIVISORS: dict[str, Any] = {
+    "short": tuple(1 + pair / 16 for pair in range(16)),
+    "long": tuple(1.5 + pair for pair in range(16)),
+}
+FACTORS = {f"{name}_factor": list(divisors) for name, divisors in DIVISORS.items()}
 SCALED: dict[str, tuple[Rope, dict[str, Any]]] = {
     "none": (Rope(), {"rope_type": "default"}),
     "linear": (Rope(scaling="linear", factor=3.0), {"rope_type": "linear", "factor": 3.0}),
@@ -20,6 +25,10 @@ SCALED: dict[str, tuple[Rope, dict[str, Any]]] = {
     "yarn, with all settings": (Rope(scaling="yarn", factor=4.0, original=64, beta_fast=8.0, beta_slow=2.0,
             truncate=False, attention_factor=1.3), {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0,
             "beta_slow": 2.0, "truncate": False, "attention_factor": 1.3, **ORIGINAL}),
+    "longrope, short": (Rope(scaling="longrope", factor=4.0, original=512, **DIVISORS),
+        {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 512, **FACTORS}),
+    "longrope, long": (Rope(scaling="longrope", factor=8.0, original=64, **DIVISORS, divisors="long"),
+        {"rope_type": "longrope", "factor": 8.0, **ORIGINAL, **FACTORS}),
     "yarn, equal bounds": (Rope(scaling="yarn", factor=8.0, original=64, beta_fast=1.0, beta_slow=1.0),
         {"rope_type": "yarn", "factor": 8.0, "beta_fast": 1.0, "beta_slow": 1.0, **ORIGINAL}),
 }  # fmt: skip

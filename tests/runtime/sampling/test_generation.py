@@ -95,6 +95,8 @@ CACHED = {
     "seed_oss": "odd heads, tied",
     "glm4_moe": "odd heads, tied",
     "granite": "every bias",
+    "phi3": "odd heads, tied",
+    "glm4": "no bias, scaled",
     "ministral3": "odd heads, tied",
     "glm4_moe_lite": "odd heads, tied",
     "qwen3_next": "odd heads",
