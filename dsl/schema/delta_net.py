@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 from xtrain.dsl.schema.family_parts import FULL, rotary_share_key, rotary_share_setting, unfit_share
 from xtrain.dsl.schema.model import TransformerSettings
 from xtrain.dsl.schema.model_config import ONLY, Config, ConfigKey, Only, WrongKey, layer_count
-from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, setting
+from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, setting, settings_of
 from xtrain.lazy_attrs import frozen
 
 LINEAR: Final = "linear_attention"
@@ -96,6 +96,19 @@ class DeltaNetSettings(TransformerSettings):
             "delta_value_heads": (self.heads, f"heads {self.heads}"),
             **dict.fromkeys(("delta_key_dim", "delta_value_dim"), (width, f"dim {self.dim} / heads {self.heads}")),
         }
+
+    def idle(self) -> dict[str, tuple[str, str]]:
+        found, (values, _) = super().idle(), self.resolved()
+        attends = set(values["attention_layers"])
+        if len(attends) == self.layers:
+            why = ("every block has attention", "leave blocks out of `attention_layers`, or remove it")
+            found |= {name: why for name in settings_of(DeltaNetSettings) if name.startswith("delta_")}
+        elif not attends:
+            names = {"head_dim", "rope_theta", "rotary_share", "attention", "attention_bias"}
+            names |= {f"rope.{name}" for name in settings_of(type(self.rope))}
+            names |= set() if isinstance(self.delta_key_heads, Auto) else {"kv_heads"}
+            found |= dict.fromkeys(names, ("no block has attention", "name blocks in `attention_layers`, or remove it"))
+        return found
 
     def unfit(self) -> tuple[str, str, str] | None:
         attends = () if isinstance(self.attention_layers, Auto) else self.attention_layers

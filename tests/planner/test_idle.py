@@ -43,3 +43,18 @@ def test_what_changes_something_is_not(compiled, parallel):
 def test_a_reduce_format_is_used_where_only_experts_are_sharded(compiled):
     model = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 8 }"
     assert warnings(compiled(model=model, parallel="parallel { tp 2, fsdp 1 { reduce = bf16 } }")) == []
+
+
+DELTA = "qwen3_5 { dim = 64, layers = 4, heads = 8, kv_heads = 4"
+
+
+@pytest.mark.parametrize(("settings", "idle"), [
+    ("attention_layers = [0, 1, 2, 3], delta_kernel = 2, delta_value_dim = 8", ["delta_kernel", "delta_value_dim"]),
+    ("attention_layers = [], head_dim = 16, rotary_share = 0.5", ["head_dim", "rotary_share"]),
+    ("attention_layers = [], rope_theta = 1e5, delta_key_heads = 2", ["kv_heads", "rope_theta"]),
+    ("attention_layers = [1], head_dim = 16, rotary_share = 0.5, delta_kernel = 2", []),
+    ("head_dim = 16, delta_kernel = 2", []),
+])  # fmt: skip
+def test_settings_of_layers_that_a_model_has_none_of(compiled, settings, idle):
+    found = warnings(compiled(model=f"model {DELTA}, {settings} }}"))
+    assert sorted(message.partition(" ")[0] for message in found) == idle
