@@ -156,10 +156,10 @@ class Layer(BlockPiece):
 
     settings: settings class of the families that can use the layer. reads: optional settings that it reads. adapts: its
     matrices can have adapters and can be stored in codes, because the runtime's `Linear` and `Experts` compute their
-    products and `Tracer.linear` records them. attends: attention, which at most one layer of a block is. mixes: a
-    position sees earlier ones by a state that passes from each position to the next. keeps_state: generation keeps a
-    state of an attention layer instead of tensors of earlier positions. window: for an attention layer, the number of
-    positions of its document that a query sees; None: all earlier ones.
+    products and `Tracer.linear` records them. attends: attention, which at most one layer of a block is.
+    keeps_state: a position sees earlier ones by a state that passes from each position to the next, which generation
+    keeps instead of tensors of earlier positions. window: for an attention layer, the number of positions of its
+    document that a query sees; None: all earlier ones.
     """
 
     composable: ClassVar[bool] = False
@@ -167,7 +167,6 @@ class Layer(BlockPiece):
     reads: ClassVar[tuple[str, ...]] = ()
     adapts: ClassVar[bool] = False
     attends: ClassVar[bool] = False
-    mixes: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = False
     window: ClassVar[int | None] = None
 

@@ -37,7 +37,7 @@ class UserMixer(UserFunction):
     """
 
     composable: ClassVar[bool] = False
-    mixes: ClassVar[bool] = True
+    keeps_state: ClassVar[bool] = True
 
     states: tuple[LayerState, ...] = field(converter=_states)
 

@@ -247,7 +247,6 @@ class BlockLayer(Protocol):
     reads: ClassVar[tuple[str, ...]]
     adapts: ClassVar[bool]
     attends: ClassVar[bool]
-    mixes: ClassVar[bool]
     keeps_state: ClassVar[bool]
     window: ClassVar[int | None]
 

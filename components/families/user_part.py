@@ -167,7 +167,7 @@ class _FamilyReader(BodyReader):
                 raise self._fault(problem, layer.name, "give another value")
             layers[layer.name] = layer
         mixing = [layer for layer in layers.values() if layer.attends]
-        others = any(layer.mixes for layer in layers.values())
+        others = any(layer.keeps_state for layer in layers.values())
         if len(mixing) > 1 or not (mixing or others):
             message = f"a block has one attention layer, and the block of `{self.declared.name}` has {len(mixing)}"
             hint = 'put one `AttentionLayer("self_attn")`, or a layer of your own that mixes positions, into it'

@@ -71,7 +71,6 @@ def asked_key(serve: Serve) -> str:
 
 
 @checks("serve.adapter", reads="serve.adapters serve.mode adapter adapter.*")
-@checks("serve.states", reads="model.*")
 @checks("serve.losses", reads="model.*")
 @checks("serve.key", reads="serve.host serve.key")
 @checks("serve.tls", reads="serve.certificate serve.private_key")
@@ -95,9 +94,6 @@ def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings
         found.fail("serve.adapter", CODE, f"adapter.{setting}", message, hint)
     else:
         found.passed("serve.adapter", f"{serve.adapters} adapters of up to {spec.adapter.resolved().title()}")
-    if any(layer.keeps_state for kind in arch.kinds for layer in kind.block.layers()):
-        message = f"the server keeps keys and values in pages, and layers of {arch.family} have a state instead"
-        found.fail("serve.states", CODE, "serve", message, "use a family without delta nets")
     for name, value in (("aux_loss", arch.router_aux_loss), ("z_loss", arch.router_z_loss)):
         if arch.is_moe and value > 0:
             message = "a server adds nothing to the losses of its clients"

@@ -37,16 +37,17 @@ def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch:
 
 @checks("model.mixers", reads="model.* {context} serve")
 def _check_mixers(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
-    """Check that layers of a user that mix positions get all positions of a document."""
-    names = {layer.name for kind in architecture.kinds for layer in kind.block.layers() if layer.mixes}
-    if not names:
-        return
-    what = f"the layer `{min(names)}` carries its state from one position of a document to the next"
-    if "cp" not in layout.unsettled and layout.size("ring") * layout.size("ulysses") > 1:
-        message = f"{what}, and with cp {layout.size('ring') * layout.size('ulysses')} ranks have parts of documents"
+    """Check that layers that carry states get all positions of a document, but for those whose heads ranks of cp share,
+    and that no server has such layers."""
+    found_layers = [layer for kind in architecture.kinds for layer in kind.block.layers() if layer.keeps_state]
+    names, whole = {layer.name for layer in found_layers}, {layer.name for layer in found_layers if not layer.attends}
+    what = "the layer `{}` carries its state from one position of a document to the next"
+    ranks = 1 if "cp" in layout.unsettled else layout.size("ring") * layout.size("ulysses")
+    if whole and ranks > 1:
+        message = f"{what.format(min(whole))}, and with cp {ranks} ranks have parts of documents"
         found.fail("model.mixers", "X449", "parallel.cp.size", message, "leave cp out; fsdp, tp and pp can be used")
-    if spec.serve is not None:
-        message = f"{what}, and a server keeps keys and values alone"
+    if names and spec.serve is not None:
+        message = f"{what.format(min(names))}, and a server keeps keys and values alone"
         found.fail("model.mixers", "X449", "serve", message, "serve a model whose positions only attention mixes")
 
 

@@ -124,7 +124,7 @@ class DeltaNet(AttentionModule):
             _prepared(mixed, document_BS, self.key_dim, self.value_dim), _by_head(document_BS, mixed)
         )
         last = [_tail(part, document_BS, self.width - 1) for part in mixed[:3]]
-        assert isinstance(cache, KeyValueCache)  # a server with such layers is refused (X447)
+        assert isinstance(cache, KeyValueCache)  # a server with such layers is refused (X449)
         cache.keep(self, (state_RKV, *last))
         return _of_rows(out, rows).to(mixed.q_BSC.dtype)
 

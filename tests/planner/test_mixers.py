@@ -87,6 +87,23 @@ def test_ranks_that_have_parts_of_documents(folder: Path, more: str, world: int 
     assert "X449" in {each.code for each in found}, found
 
 
+DELTA = """experiment small {{ }}
+model qwen3_5 {{ dim = 32, layers = 4, heads = 4, kv_heads = 2, head_dim = 8, ffn = 48 }}
+tokenizer bytes
+{}
+"""
+TRAINED = "dataset made { source = synthetic() }\nbatch { sequence = 64, rows = 4 }\noptimizer adamw { lr = 1e-2 }\n"
+
+
+@pytest.mark.parametrize(("more", "world", "codes"), [
+    ("serve { mode = full }", None, ["X449"]),
+    (f"{TRAINED}parallel {{ cp 2 {{ }} }}", 2, []),
+])  # fmt: skip
+def test_a_server_has_no_delta_nets(more: str, world: int | None, codes: list[str]):
+    text = DELTA.format(more).replace("small { }", "small { budget = 2 steps }" if world else "small { }")
+    assert [each.code for each in plan_from_text(text, "small.xtrain", world=world).diagnostics.errors] == codes
+
+
 @pytest.mark.parametrize(("more", "limit"), [("activation none { }", 0.05), ("activation full { }", 0.08)])
 def test_planned_memory_is_near_the_traced(folder: Path, more: str, limit: float):
     plan = compiled(folder, more=more).plan
