@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from xtrain.lazy_attrs import frozen
-from xtrain.runtime.base.user_parts import user_source
+from xtrain.runtime.base.user_parts import part_of, user_source
 from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, SourceUnit, Unusable, checked, content_size
 from xtrain.runtime.feed.sources.fields import taker
 from xtrain.runtime.feed.sources.source import OpenedSource, SourceRequest
@@ -32,7 +34,8 @@ class UserRecords:
         take = taker(self.reads)
         group: list[Any] = []
         number, size = 1, 0
-        for item in user_source(self.options, self.base):
+        items = user_source(self.options, self.base)
+        for item in items if self.reads.form != "tokens" else (each for batch in items for each in self._rows(batch)):
             # Unused fields are dropped here, because they may not be picklable.
             group.append(take(item) if isinstance(item, Mapping) else self._text(item))
             size += _size(group[-1])
@@ -56,10 +59,37 @@ class UserRecords:
         """Return None: the size is unknown before the function ends."""
         return
 
+    def _rows(self, item: Any) -> Iterator[Any]:
+        """Yield the rows of a batch of token ids, tensors or arrays [rows, length], as a DataLoader gives them, without
+        the positions that `attention_mask` leaves out; yield any other item itself."""
+        ids = item.get(self.reads.tokens) if isinstance(item, Mapping) else None
+        if getattr(ids, "ndim", None) != 2:
+            yield item
+            return
+        shape = tuple(ids.shape)
+        kept = item.get("attention_mask")
+        if kept is not None and tuple(getattr(kept, "shape", ())) != shape:
+            where = f"`attention_mask` has not the shape {list(shape)} of `{self.reads.tokens}`"
+            raise part_of("source", self.options, self.base).failed(f"gave a batch whose {where}")
+        for row in range(shape[0]):
+            places = None if kept is None else np.flatnonzero(np.asarray(kept[row]))
+            yield {name: _of_row(value, row, shape, places) for name, value in item.items()}
+
     def _text(self, item: Any) -> str | Unusable:
         if self.reads.form != "text":
             return Unusable(f"a text, and it should have {' and '.join(f'`{name}`' for name in self.reads.fields)}")
         return checked(item, "the record")
+
+
+def _of_row(value: Any, row: int, shape: tuple[int, ...], places: np.ndarray | None) -> Any:
+    """Return a row of a batch's value as plain numbers; a value that has no rows is returned unchanged."""
+    own = tuple(value.shape) if hasattr(value, "shape") else (len(value),) if isinstance(value, list | tuple) else ()
+    if own[:1] != shape[:1]:
+        return value
+    part = value[row]
+    if places is not None and own[:2] == shape:
+        return np.asarray(part)[places].tolist()
+    return part.tolist() if hasattr(part, "tolist") else part
 
 
 def _size(content: Any) -> int:
