@@ -120,6 +120,7 @@ def _phase(spec: Spec, phase: PhaseSpec | None, first: int | None) -> PlanPhase:
         passes=found if in_passes else None,
         epochs=float(start.value) if start is not None and start.unit == "epochs" and waits else None,
         mtp_weight=phase.mtp_weight if phase is not None else None,
+        router=phase.router if phase is not None else {},
         tokens=ceil(start.value) if start is not None and start.unit == "tokens" else None,
     )
 

@@ -139,7 +139,7 @@ class PlanPhase:
     lr_scale: factor of the learning rate. passes: for weights in epochs, how often an epoch of this mixture takes all
     rows of each dataset; `shares` are then empty until rows are counted (`plan/arithmetic.py`). exact_rows: number of
     rows (one step) in which each dataset has exactly its share; None: shares hold over longer stretches. mtp_weight:
-    weight of further tokens; None: the model's.
+    weight of further tokens; None: the model's. router: settings of routers that differ from the model's, by name.
     """
 
     name: str
@@ -152,6 +152,12 @@ class PlanPhase:
     exact_rows: int | None = None
     mtp_weight: float | None = None
     tokens: int | None = None
+    router: dict[str, float] = field(factory=dict)
+
+    @property
+    def learned(self) -> tuple[object, ...]:
+        """Everything that a phase changes but the rows."""
+        return self.lr_scale, self.mtp_weight, *sorted(self.router.items())
 
     @property
     def amounts(self) -> dict[str, float]:

@@ -77,7 +77,7 @@ _ID: Final = re.compile("[0-9a-f]{8,64}")
 # Fields that are written only if set, so that plans from before these fields keep their ids.
 LATER: dict[type, tuple[str, ...]] = {
     PlanTick: ("epochs", "fraction"),
-    PlanPhase: ("passes", "epochs", "exact_rows", "mtp_weight", "tokens"),
+    PlanPhase: ("passes", "epochs", "exact_rows", "mtp_weight", "tokens", "router"),
     Timeline: (
         "stop_at_amount",
         "stop_after_amount",

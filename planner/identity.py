@@ -151,6 +151,7 @@ def _mixture(resolved: Resolved) -> dict[str, Any]:
             _mix(spec, phase),
             phase.lr_scale,
             *([phase.mtp_weight] if phase.mtp_weight is not None else []),
+            *([phase.router] if phase.router else []),
         ]
         for name, phase in spec.phases.items()
     }

@@ -1,6 +1,6 @@
 """Training data: `dataset`, `mixture`, `phase` and `batch`."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from xtrain.dsl.schema.data_components import Source
 from xtrain.dsl.schema.losses import WEIGHTS
@@ -259,6 +259,11 @@ class Mixture:
     )
 
 
+# Settings of routers that a phase may change, named as those of the architecture.
+BIAS_SPEED: Final = "router_bias_speed"
+ROUTER: Final = ("router_aux_loss", "router_z_loss", BIAS_SPEED)
+
+
 @frozen
 class Phase:
     """`phase NAME { … }`: another mixture or learning rate from a given step until the next phase begins."""
@@ -285,6 +290,33 @@ class Phase:
         example="0.1",
         added=True,
     )
+    router_aux_loss: float | None = setting(
+        "weight of the load-balancing loss of routers in this phase; none: `model { router { aux_loss } }`",
+        default=None,
+        check=not_negative,
+        example="0.0",
+        added=True,
+    )
+    router_z_loss: float | None = setting(
+        "weight of the z-loss of routers in this phase; none: `model { router { z_loss } }`",
+        default=None,
+        check=not_negative,
+        example="1e-4",
+        added=True,
+    )
+    router_bias_speed: float | None = setting(
+        "update step of the load-balancing biases in this phase; none: `model { router { bias_speed } }`",
+        default=None,
+        check=not_negative,
+        example="0.0",
+        added=True,
+    )
+
+    @property
+    def router(self) -> dict[str, float]:
+        """Settings of routers in this phase, by the name of the architecture's."""
+        found = {name: getattr(self, name) for name in ROUTER}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @frozen

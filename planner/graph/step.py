@@ -1,12 +1,13 @@
 """Nodes of a training step, from the rows that it takes to its measurements, and nodes of hooks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.actions import FAILURE, action_of
 from xtrain.dsl.schema.component import planned_class
+from xtrain.dsl.schema.data import BIAS_SPEED, ROUTER
 from xtrain.dsl.schema.run import Hook
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.user_parts.kinds import AROUND, IN_STEP, NOTHING, PLACES, Place
@@ -73,6 +74,7 @@ AWAITS: Final = "wait until the copy of the state being saved is complete"
     empty_steps=stays("fault_tolerance.empty_steps", "it only concerns steps without a valid token"),
 )
 @resumes("step.mtp_weight", "weight")
+@resumes("step.router_weights", switch=True, **{name: stays(f"model.router.{name[7:]}") for name in ROUTER})
 @resumes("step.pipeline", "accumulate each")
 @resumes("step.forward_backward", "accumulate each", sync=_SYNC)
 @resumes(
@@ -98,7 +100,7 @@ AWAITS: Final = "wait until the copy of the state being saved is complete"
 )
 @resumes("step.check_finite", limit=_LIMIT)
 @resumes("step.schedule", decay=learns("optimizer.scheduled_decay", "weights decay by it from here on"))
-@resumes("step.router_bias", speed=learns("model.router.bias_speed", "biases move by it from here on"))
+@resumes("step.router_bias", "by_phase", speed=learns("model.router.bias_speed", "biases move by it from here on"))
 @resumes("step.measure", "lets_go")
 @resumes(
     "step.hook",
@@ -179,6 +181,9 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
         weight = spec.model.mtp_weight
         each = [f"{weight if one.mtp_weight is None else one.mtp_weight:g} in {one.name}" for one in resolved.phases]
         then("step.mtp_weight", f"weight of the losses of further tokens: {', '.join(each)}", {"weight": weight})
+    if weights := _router_weights(resolved):
+        each = [f"{name} {text}" for name, text in _of_phases(resolved, weights)]
+        then("step.router_weights", f"settings of routers: {', '.join(each)}", weights)
     share = estimates.flops_per_step / resolved.layout.mesh.world_size
     if spec.loss.mismatched:
         does = "reference point of log-ratios: their mean over answers after the prompts of other documents of "
@@ -239,8 +244,12 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     then("step.optimizer", f"{update} the parameters a rank owns")
     hooks("after_optimizer")
     if (speed := resolved.architecture.router_bias_speed) > 0:
-        does = f"move each expert's bias by {speed:g} toward an even load, from the counts of all ranks"
-        then("step.router_bias", does, {"speed": speed}, everyone)
+        args = {"speed": speed}
+        if any("router_bias_speed" in phase.router for phase in resolved.phases):
+            args["by_phase"] = True
+        ((_, text),) = _of_phases(resolved, {"router_bias_speed": speed})
+        does = f"move each expert's bias by {text} toward an even load, from the counts of all ranks"
+        then("step.router_bias", does, args, everyone)
     if spec.ema is not None:
         then("step.ema", update_text(resolved))
     keeps = any(hook.declared["place"] == "after_step" for hook in spec.hooks.values())
@@ -250,6 +259,22 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     if keeps:
         then("step.let_go", "release the rows of the step")
     return last
+
+
+def _router_weights(resolved: Resolved) -> dict[str, float]:
+    """Return the weights of router losses of the model that some phase changes, by name."""
+    if not resolved.architecture.is_moe:
+        return {}
+    changed = {name for phase in resolved.phases for name in phase.router}
+    return {name: getattr(resolved.architecture, name) for name in ROUTER if name in changed and name != BIAS_SPEED}
+
+
+def _of_phases(resolved: Resolved, model: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """Yield the name of a router's setting and its values as text, by phase if they differ. model: of the model."""
+    for name, usual in model.items():
+        values = {phase.name: phase.router.get(name, usual) for phase in resolved.phases}
+        texts = [f"{value:g} in {phase}" for phase, value in values.items()]
+        yield name, " and ".join(texts) if len({*values.values()}) > 1 else f"{usual:g}"
 
 
 def _clip_text(args: Mapping[str, Any]) -> str:

@@ -253,14 +253,14 @@ def _holds(phases: list[tuple[int, PlanPhase]], step: int) -> tuple[Any, ...]:
     *before, (first, phase) = [pair for pair in phases if pair[0] <= step]
     mixed = _mixed(phase)
     if len(mixed) == 1:
-        return [*mixed], phase.lr_scale, phase.mtp_weight
+        return [*mixed], phase.learned
     if phase.passes is None:
-        return list(mixed.items()), phase.lr_scale, phase.mtp_weight, first, phase.exact_rows or phase.name
+        return list(mixed.items()), phase.learned, first, phase.exact_rows or phase.name
     for earlier, each in reversed(before):
         if each.passes is None or list(_mixed(each).items()) != list(mixed.items()):
             break
         first = earlier
-    return list(mixed.items()), phase.lr_scale, phase.mtp_weight, first, "epochs"
+    return list(mixed.items()), phase.learned, first, "epochs"
 
 
 def _mixed(phase: PlanPhase) -> dict[str, float]:
@@ -290,6 +290,7 @@ def phase_text(phase: PlanPhase, plan: Plan) -> str:
     """Return a phase as text: `web 80%, code 20%, learning rate × 0.5 from step 181`."""
     scale = f", learning rate × {phase.lr_scale:g}" if phase.lr_scale != 1 else ""
     scale += f", further tokens × {phase.mtp_weight:g}" if phase.mtp_weight is not None else ""
+    scale += "".join(f", {name} {value:g}" for name, value in phase.router.items())
     return f"{mix_text(phase)}{scale} {_start(phase, plan)}"
 
 
@@ -304,6 +305,10 @@ def _changes(old: PlanPhase, new: PlanPhase, a: Plan, b: Plan) -> list[str]:
     if old.mtp_weight != new.mtp_weight:
         weights = ["as in the model" if one is None else f"× {one:g}" for one in (old.mtp_weight, new.mtp_weight)]
         changes.append(f"further tokens {weights[0]} → {weights[1]}")
+    for name in sorted({**old.router, **new.router}):
+        one, other = (f"{each.router[name]:g}" if name in each.router else "as in the model" for each in (old, new))
+        if one != other:
+            changes.append(f"{name} {one} → {other}")
     return changes
 
 

@@ -83,6 +83,16 @@ def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
     drawn = shape.weights is not None and draws_head(shape.architecture, shape.weights)
     for name in spec.phases if not model.mtp else ():
         _warn(spec, f"phase.{name}.mtp_weight", "no module predicts further tokens", "remove it", found)
+    for name, phase in spec.phases.items():
+        for each in phase.router:
+            path = f"phase.{name}.{each}"
+            if not shape.architecture.is_moe:
+                _warn(spec, path, "the model has no routers", "remove it", found)
+            elif each != "router_bias_speed" and "code" in shape.architecture.own and not model.router.aux_loss:
+                why = "the modeling file has no load-balancing loss"
+                _warn(spec, path, why, "give model.router.aux_loss, or remove it", found)
+            elif each == "router_bias_speed" and not shape.architecture.router_bias_speed:
+                _warn(spec, path, "the routers have no biases", "give model.router.bias_speed, or remove it", found)
     for name, (why, hint) in model.idle().items():
         if name == "init_std" and drawn:  # the reward head is drawn with it
             continue

@@ -351,7 +351,7 @@ def _check_loss_hooks(spec: Spec, found: Findings) -> None:
     elif spec.step is not None:
         other = f"{spec.step.function} computes microbatches itself", f"call it in {spec.step.function}"
     for hook in spec.hooks.values():
-        if (place := hook.declared["place"]) in AROUND_LOSS and other is not None:
+        if (place := hook.declared.get("place")) in AROUND_LOSS and other is not None:
             why, hint = other
             message = f"the hook {hook.name} is called {place}, and {why}"
             found.fail(f"hook.{hook.name}.place", "X431", f"hook.{hook.name}", message, f"{hint}, or remove the hook")

@@ -230,7 +230,7 @@ def _check_exact(spec: Spec, phases: tuple[PlanPhase, ...], batch: Arithmetic, f
 
 
 def _learned_by(phase: PlanPhase) -> tuple[object, ...]:
-    return phase.shares, phase.passes, phase.lr_scale, phase.mtp_weight
+    return phase.shares, phase.passes, *phase.learned
 
 
 def _check_idle(spec: Spec, phases: tuple[PlanPhase, ...], found: Findings) -> None:

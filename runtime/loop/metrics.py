@@ -8,6 +8,7 @@ import torch.distributed as dist
 from attrs import define, field, frozen
 from torch import Tensor
 
+from xtrain.dsl.schema.data import BIAS_SPEED
 from xtrain.plan.estimates import Work
 from xtrain.plan.hardware import FP8, FP8_SPEED, product_format
 from xtrain.plan.plan import Plan
@@ -15,6 +16,7 @@ from xtrain.runtime.base.device import peak_flops as peak_of_device
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.feed.microbatch import DocumentSums
+from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.nn.batch import RowLosses, Step, StepCall
 from xtrain.runtime.nn.build import compute_format
 from xtrain.runtime.nn.router import ExpertRouter, RouterLosses
@@ -261,8 +263,11 @@ def routers(model: ModelParts) -> dict[int, RouterLosses]:
 
 
 @op("step.router_bias")
-def balance(plan: Plan, model: ModelParts, rank: Rank, speed: float) -> StepCall:
+def balance(
+    plan: Plan, model: ModelParts, rank: Rank, speed: float, feed: Feed | None = None, by_phase: bool = False
+) -> StepCall:
     """Move the bias of every expert by `speed`: up if it got less than its share of the step's tokens, down if more.
+    by_phase: phases may have other speeds.
 
     DeepSeek-V3 (arXiv 2412.19437) §2.1.2. Loads are whole numbers over all ranks, so all ranks move alike.
     """
@@ -271,10 +276,14 @@ def balance(plan: Plan, model: ModelParts, rank: Rank, speed: float) -> StepCall
 
     def move_biases(step: Step) -> None:
         loads_NE, _ = counts.take()
+        by = speed
+        if by_phase:
+            assert feed is not None
+            by = feed.phase(step.index).router.get(BIAS_SPEED, speed)
         for layer, router in router_of_layer.items():
             assert isinstance(router, ExpertRouter) and router.e_score_correction_bias is not None
             load_E = loads_NE[layer]
-            router.e_score_correction_bias += speed * torch.sign(load_E.mean() - load_E)
+            router.e_score_correction_bias += by * torch.sign(load_E.mean() - load_E)
 
     return move_biases
 

@@ -181,6 +181,25 @@ def weigh_further(model: ModelParts, feed: Feed, weight: float) -> StepCall:
     return set_further_weight
 
 
+@op("step.router_weights")
+def weigh_routers(
+    model: ModelParts, feed: Feed, router_aux_loss: float | None = None, router_z_loss: float | None = None
+) -> StepCall:
+    """Set the weights of router losses to the phase's, or to those given here, the model's; None: no phase changes
+    them."""
+    routers = [module for module in model.modules() if isinstance(module, RouterLosses)]
+
+    def set_router_weights(step: Step) -> None:
+        chosen = feed.phase(step.index).router
+        for router in routers:
+            if router_aux_loss is not None:
+                router.aux_weight = chosen.get("router_aux_loss", router_aux_loss) / router.divisor
+            if router_z_loss is not None:
+                router.z_weight = chosen.get("router_z_loss", router_z_loss) / router.divisor
+
+    return set_router_weights
+
+
 @op("step.forward_backward")
 def forward_backward(
     model: ModelParts,

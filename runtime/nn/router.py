@@ -38,8 +38,8 @@ class RouterLosses:
     losses summed over rows (of a row on several ranks, this rank's part). They only grow; readers remember earlier
     values, and the value of `begun` then.
 
-    aux_weight, z_weight: of the losses of a row. copies: ranks of `row` that have the same positions. row_factor: ratio
-    of a full step's rows to this step's rows; None: all are full.
+    aux_weight, z_weight: of the losses of a row, the model's weights by `divisor`. copies: ranks of `row` that have the
+    same positions. row_factor: ratio of a full step's rows to this step's rows; None: all are full.
     """
 
     axes: Axes
@@ -48,6 +48,7 @@ class RouterLosses:
     sigmoid = False
     aux_weight: float
     z_weight: float
+    divisor: int
     # Plain attributes, not buffers: DDP would overwrite buffers with the first rank's.
     loads_E: Tensor | None = None
     aux: Tensor | None = None
@@ -61,9 +62,9 @@ class RouterLosses:
     def set_weights(self, arch: Architecture, rows: int) -> None:
         """Set the weights of means over all rows of a full step and all routers of the model, however many are on this
         rank."""
-        routers = len(arch.expert_layers)
-        self.aux_weight = arch.router_aux_loss / (rows * routers)
-        self.z_weight = arch.router_z_loss / (rows * routers)
+        self.divisor = rows * len(arch.expert_layers)
+        self.aux_weight = arch.router_aux_loss / self.divisor
+        self.z_weight = arch.router_z_loss / self.divisor
 
     def loss_of(self, logits_BSE: Tensor, scores_BSE: Tensor, chosen_BSK: Tensor, real_BS: Tensor) -> Tensor:
         """Return the loss per row, with f the shares of its assignments and P its mean probabilities: E · Σ f·P (Switch

@@ -10,6 +10,7 @@ import torch
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.process import collected_garbage
 from xtrain.runtime.loop.executor import Executor
+from xtrain.runtime.loop.own_loops import Course
 from xtrain.runtime.loop.training_loop import TrainingLoop
 
 SPEC = """
@@ -96,17 +97,17 @@ def test_steps_leave_no_tensors_to_a_collection(tmp_path):
         garbage.append(sum(issubclass(type(each), torch.Tensor) for each in gc.garbage))
         gc.garbage.clear()
 
-    train = TrainingLoop._train
+    course = TrainingLoop._course
 
-    def train_after_a_collection(self: TrainingLoop, _: Any) -> str:
+    def course_after_a_collection(self: TrainingLoop, _: Any) -> Course:
         gc.collect()  # what the set-up has left
-        return train(self, collect)
+        return course(self, collect)
 
     try:
         gc.disable()
-        TrainingLoop._train = train_after_a_collection  # type: ignore[method-assign]
+        TrainingLoop._course = course_after_a_collection  # type: ignore[method-assign]
         assert Executor(found.plan, tmp_path / "run", rank=0).run() == "done"
     finally:
-        TrainingLoop._train = train  # type: ignore[method-assign]
+        TrainingLoop._course = course  # type: ignore[method-assign]
         (gc.enable if was else gc.disable)()
     assert garbage == [0] * 6
