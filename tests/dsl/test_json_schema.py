@@ -250,6 +250,7 @@ def test_the_object_of_a_spec_says_all_of_it():
         "mix": {"web": 0.8, "c++": 0.0, "chat": 0.5},
         "lr_scale": 1.0,
         "mtp_weight": None,
+        **dict.fromkeys(("router_aux_loss", "router_z_loss", "router_bias_speed")),
     }
     assert "mixture" not in as_json(DATA / "quickstart.xtrain")  # whose only dataset needs no weight
     assert GOOD["parallel"]["pp"]["layers"] == [2, 2] and GOOD["parallel"]["pp"]["embedding_cost"] == "auto"
