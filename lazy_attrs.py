@@ -19,7 +19,7 @@ _BUILDING = RLock()
 # A child process has the thread that forked alone: it would wait forever for a lock of another one.
 os.register_at_fork(before=_BUILDING.acquire, after_in_parent=_BUILDING.release, after_in_child=_BUILDING.release)
 _FIELDS = "__attrs_attrs__"
-_COMPUTED = (_FIELDS, "__match_args__", "__signature__")  # the last is that of `__init__`
+_COMPUTED = (_FIELDS, "__match_args__", "__signature__")  # the last belongs to `__init__`
 # Methods that attrs leaves alone, or replaces in its own way, if a class has them.
 _OWN = {"__init__", "__eq__", "__ne__", "__hash__", "__setattr__", "__delattr__", "__slots__", *_COMPUTED[1:]}
 _OPTIONS = {"eq", "frozen", "kw_only"}
