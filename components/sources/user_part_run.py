@@ -62,7 +62,7 @@ class UserRecords:
     def _rows(self, item: Any) -> Iterator[Any]:
         """Yield the rows of a batch of token ids, tensors or arrays [rows, length], as a DataLoader gives them, without
         the positions that `attention_mask` leaves out; yield any other item itself."""
-        ids = item.get(self.reads.tokens) if isinstance(item, Mapping) else None
+        ids: Any = item.get(self.reads.tokens) if isinstance(item, Mapping) else None
         if getattr(ids, "ndim", None) != 2:
             yield item
             return

@@ -259,7 +259,7 @@ class Mixture:
     )
 
 
-# Settings of routers that a phase may change, named as those of the architecture.
+# Settings of routers that a phase may change; the architecture has them under the same names.
 BIAS_SPEED: Final = "router_bias_speed"
 ROUTER: Final = ("router_aux_loss", "router_z_loss", BIAS_SPEED)
 

@@ -74,7 +74,12 @@ AWAITS: Final = "wait until the copy of the state being saved is complete"
     empty_steps=stays("fault_tolerance.empty_steps", "it only concerns steps without a valid token"),
 )
 @resumes("step.mtp_weight", "weight")
-@resumes("step.router_weights", switch=True, **{name: stays(f"model.router.{name[7:]}") for name in ROUTER})
+@resumes(
+    "step.router_weights",
+    switch=True,
+    router_aux_loss=learns("model.router.aux_loss", "routers learn by it from here on"),
+    router_z_loss=learns("model.router.z_loss", "routers learn by it from here on"),
+)
 @resumes("step.pipeline", "accumulate each")
 @resumes("step.forward_backward", "accumulate each", sync=_SYNC)
 @resumes(

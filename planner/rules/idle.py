@@ -88,7 +88,11 @@ def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
             path = f"phase.{name}.{each}"
             if not shape.architecture.is_moe:
                 _warn(spec, path, "the model has no routers", "remove it", found)
-            elif each != "router_bias_speed" and "code" in shape.architecture.own and not model.router.aux_loss:
+            elif (
+                each != "router_bias_speed"
+                and "code" in shape.architecture.own
+                and not shape.architecture.router_aux_loss
+            ):
                 why = "the modeling file has no load-balancing loss"
                 _warn(spec, path, why, "give model.router.aux_loss, or remove it", found)
             elif each == "router_bias_speed" and not shape.architecture.router_bias_speed:
