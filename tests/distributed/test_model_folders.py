@@ -117,7 +117,7 @@ def check(ours: Seen, loss: float, theirs: dict[str, np.ndarray], limit: float) 
 # Beside the model: the loss of routers, which transformers does not add unless it is asked.
 EXPERTS = (
     *("deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe", "qwen3_moe"),
-    "qwen3_next",
+    *("qwen3_next", "minimax_m2"),
 )
 SETTINGS: dict[str, str] = dict.fromkeys(EXPERTS, "router { aux_loss = 0 }")
 
@@ -187,6 +187,8 @@ MORE += [
     ("olmo3", "odd heads, tied", RING, {}),
     ("seed_oss", "every bias", (*TP, *FSDP), {}),
     ("granite", "every bias", (*TP, *FSDP), {}),
+    ("minimax_m2", "all rotated, scaled by yarn", (*TP, *FSDP, *EP), STACKED),
+    ("minimax_m2", "odd heads, tied", (*PP, *FSDP), {}),
     ("phi3", "short, in part", (*TP, *FSDP), {}),
     ("phi3", "odd heads, tied", (*PP, *FSDP), SHARDS),
     ("glm4", "no bias, scaled", (*RING, *TP), {}),

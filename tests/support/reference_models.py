@@ -208,6 +208,16 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "mixtral": {"plain": {**DENSE, **EXPERTS}, "windows": {**DENSE, **EXPERTS, "sliding_window": 5},
         "odd heads": {**DENSE, **EXPERTS, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 12},
         "all experts a token, tied": {**DENSE, "num_local_experts": 3, "num_experts_per_tok": 3, "tied": True}},
+    "minimax_m2": {
+        "plain": {**DENSE, **EXPERTS, **IDS, "head_dim": 8, "intermediate_size": 24, "rope":
+            {"partial_rotary_factor": 0.5}},
+        "odd heads, tied": {**DENSE, **IDS, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "head_dim": 10, "intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 3, "tied": True,
+            "rope": {"partial_rotary_factor": 0.6}},
+        "all rotated, scaled by yarn": {**DENSE, **EXPERTS, **IDS, "num_key_value_heads": 4, "head_dim": 12,
+            "rms_norm_eps": 1e-3, "intermediate_size": 16, "max_position_embeddings": 64, "rope": {"rope_type": "yarn",
+                "factor": 4.0, "original_max_position_embeddings": 16}},
+    },
     "qwen3_moe": {
         "plain": {**DENSE, **EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True},
         "dense between": {**DENSE, **EXPERTS, "num_hidden_layers": 3, "moe_intermediate_size": 24,
@@ -326,7 +336,11 @@ def in_our_names(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Ite
     """Tensors of a model by their names in xtrain: experts are stacked [E, in, out], with gate and up apart."""
     interleaved = model.config.model_type == "gpt_oss"
     for name, value in tensors:
-        name = name.removeprefix("model.").replace(".mlp.router.", ".mlp.gate.")
+        name = (
+            name.removeprefix("model.")
+            .replace(".mlp.router.", ".mlp.gate.")
+            .replace(".mlp.e_score", ".mlp.gate.e_score")
+        )
         if ".experts." in name and name.rpartition(".")[2] in ("gate_up_proj", "down_proj") and not interleaved:
             value = value.transpose(1, 2)
         if model.config.model_type == "glm4":

@@ -95,6 +95,7 @@ CACHED = {
     "seed_oss": "odd heads, tied",
     "glm4_moe": "odd heads, tied",
     "granite": "every bias",
+    "minimax_m2": "odd heads, tied",
     "phi3": "odd heads, tied",
     "glm4": "no bias, scaled",
     "ministral3": "odd heads, tied",
