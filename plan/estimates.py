@@ -3,13 +3,13 @@
 from functools import cached_property
 from typing import Literal
 
-from xtrain.lazy_attrs import define, frozen
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec, pairs_within
 
 TrafficOp = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "recv"]
 
 
-@define(frozen=True, slots=False, kw_only=True)
+@frozen(kw_only=True)
 class Parameters:
     """Inventory of parameters by name and shape. `active` counts the parameters that one token uses."""
 

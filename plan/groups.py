@@ -11,7 +11,7 @@ from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
 from xtrain.dsl.schema.optimizers import OPTIMIZERS, Optimizer, ParameterGroup, StateTensor
 from xtrain.dsl.spec import Spec
-from xtrain.lazy_attrs import define
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.amounts import amounts, trainable
 from xtrain.plan.architecture import Architecture, parameters, task_in
 from xtrain.plan.findings import Findings, checks
@@ -170,7 +170,7 @@ def _beside(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
 OP: Final = "setup.group"
 
 
-@define(frozen=True, slots=False)
+@frozen
 class ParameterGroups:
     """Assignment of parameters to optimizers, and the state that each optimizer keeps.
 

@@ -257,7 +257,7 @@ def not_written(arch: Architecture) -> tuple[str, str] | None:
         known = ", ".join(name for name, each in FAMILIES.items() if each.config is not None)
         message = f"transformers has no model of the family {arch.family}"
         return message, f"families that it has: {known}"
-    if arch.head == "reward" and not family.config.classifier:
+    if not arch.has_logits and not family.config.classifier:
         message = f"transformers has no {family.config.model_type} with a reward head"
         return message, "keep the checkpoint, or train a reward model of another family"
     for setting, value in family.config.constant.items():

@@ -1,13 +1,19 @@
 """Blocks and stored names of families that mix gated delta nets with gated attention."""
 
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.delta_net import DeltaNetLayer
 from xtrain.components.families._joined import JoinedNames, Rows
+from xtrain.contracts.models import PlannedModel
+from xtrain.dsl.schema.delta_net import DeltaNetSettings
 from xtrain.dsl.schema.family_parts import rotary_width
+from xtrain.dsl.schema.model import ExpertTransformer, ModelEnds
 from xtrain.dsl.schema.model_config import HARMLESS, WholeModel
+from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
+from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
 
@@ -53,6 +59,34 @@ def qwen3_5_whole(model_type: str, architecture: str) -> WholeModel:
         replaces=("tie_word_embeddings",),
         harmless=HARMLESS | tokens | {"initializer_range", "language_model_only", "vision_config"},
     )
+
+
+@frozen
+class DeltaNetFamily(DeltaNetSettings, PlannedModel):
+    """Base of families whose blocks have a gated delta net or gated attention."""
+
+    stored: ClassVar[StoredNames | None] = StoredNames()
+
+    @classmethod
+    def ends(cls, arch: Architecture) -> ModelEnds:
+        return ModelEnds(norm_plus_one=True)
+
+
+@frozen
+class DeltaNetExpertFamily(DeltaNetFamily, ExpertTransformer):
+    """Base of such families whose blocks have experts, and a shared expert with its own gate."""
+
+    shared_ffn: int | Auto = setting(
+        "width of the shared expert, which processes every token; auto: expert_ffn",
+        default=AUTO,
+        check=at_least(1),
+        resuming="shape",
+    )
+
+    def auto(self) -> dict[str, tuple[Any, str]]:
+        found = super().auto()
+        width = found["expert_ffn"][0] if isinstance(self.expert_ffn, Auto) else self.expert_ffn
+        return {**found, "shared_ffn": (width, f"expert_ffn {width}")}
 
 
 def delta_net_names(arch: Architecture, *, by_group: bool) -> StoredNames:

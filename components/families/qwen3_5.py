@@ -4,11 +4,10 @@ from typing import ClassVar
 
 from xtrain.blocks.block import BlockPiece
 from xtrain.blocks.feed_forward import SwiGLULayer
-from xtrain.components.families._delta_nets import delta_net_blocks, delta_net_names, qwen3_5_whole
-from xtrain.contracts.models import PlannedModel
+from xtrain.components.families._delta_nets import DeltaNetFamily, delta_net_blocks, delta_net_names, qwen3_5_whole
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.delta_net import DELTA_HARMLESS, DELTA_KEYS, DELTA_ONLY, ROPE_HARMLESS, DeltaNetSettings
-from xtrain.dsl.schema.model import FAMILIES, ModelEnds, attention_biases
+from xtrain.dsl.schema.delta_net import DELTA_HARMLESS, DELTA_KEYS, DELTA_ONLY, ROPE_HARMLESS
+from xtrain.dsl.schema.model import FAMILIES, attention_biases
 from xtrain.dsl.schema.model_config import ATTENTION_BIAS, HARMLESS, ConfigKey, ModelConfig, keys
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
@@ -17,7 +16,7 @@ from xtrain.plan.weight_files import StoredNames
 
 @FAMILIES.register()
 @frozen
-class Qwen35(DeltaNetSettings, PlannedModel):
+class Qwen35(DeltaNetFamily):
     """`model qwen3_5 { … }`: a gated delta net, or gated attention that rotates a part of each head, and a SwiGLU."""
 
     family: str = named("qwen3_5")
@@ -39,15 +38,10 @@ class Qwen35(DeltaNetSettings, PlannedModel):
         harmless=HARMLESS | DELTA_HARMLESS | {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"},
         whole=qwen3_5_whole("qwen3_5", "Qwen3_5ForConditionalGeneration"),
     )
-    stored: ClassVar[StoredNames | None] = StoredNames()
 
     @classmethod
     def names_in_files(cls, arch: Architecture) -> StoredNames:
         return delta_net_names(arch, by_group=False)
-
-    @classmethod
-    def ends(cls, arch: Architecture) -> ModelEnds:
-        return ModelEnds(norm_plus_one=True)
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:

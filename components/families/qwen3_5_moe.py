@@ -1,16 +1,19 @@
 """`model qwen3_5_moe { … }`: the text part of Qwen3.5 with experts (Qwen Team 2026)."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from xtrain.blocks.block import BlockPiece
 from xtrain.blocks.feed_forward import ExpertsLayer
-from xtrain.components.families._delta_nets import delta_net_blocks, delta_net_names, qwen3_5_whole
-from xtrain.contracts.models import PlannedModel
+from xtrain.components.families._delta_nets import (
+    DeltaNetExpertFamily,
+    delta_net_blocks,
+    delta_net_names,
+    qwen3_5_whole,
+)
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.delta_net import DELTA_HARMLESS, DELTA_KEYS, DELTA_ONLY, ROPE_HARMLESS, DeltaNetSettings
-from xtrain.dsl.schema.model import FAMILIES, ExpertTransformer, ModelEnds, attention_biases
+from xtrain.dsl.schema.delta_net import DELTA_HARMLESS, DELTA_KEYS, DELTA_ONLY, ROPE_HARMLESS
+from xtrain.dsl.schema.model import FAMILIES, attention_biases
 from xtrain.dsl.schema.model_config import ATTENTION_BIAS, HARMLESS, ConfigKey, ModelConfig, Only, keys
-from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
@@ -18,17 +21,11 @@ from xtrain.plan.weight_files import StoredNames
 
 @FAMILIES.register()
 @frozen
-class Qwen35Moe(DeltaNetSettings, ExpertTransformer, PlannedModel):
+class Qwen35Moe(DeltaNetExpertFamily):
     """`model qwen3_5_moe { … }`: qwen3_5 with experts instead of the SwiGLU, and a shared expert with its own gate for
     every token."""
 
     family: str = named("qwen3_5_moe")
-    shared_ffn: int | Auto = setting(
-        "width of the shared expert, which processes every token; auto: expert_ffn",
-        default=AUTO,
-        check=at_least(1),
-        resuming="shape",
-    )
     attention_bias: bool = attention_biases()
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen3_5_moe_text",
@@ -55,20 +52,10 @@ class Qwen35Moe(DeltaNetSettings, ExpertTransformer, PlannedModel):
         | {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"},
         whole=qwen3_5_whole("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
     )
-    stored: ClassVar[StoredNames | None] = StoredNames()
-
-    def auto(self) -> dict[str, tuple[Any, str]]:
-        found = super().auto()
-        width = found["expert_ffn"][0] if isinstance(self.expert_ffn, Auto) else self.expert_ffn
-        return {**found, "shared_ffn": (width, f"expert_ffn {width}")}
 
     @classmethod
     def names_in_files(cls, arch: Architecture) -> StoredNames:
         return delta_net_names(arch, by_group=False)
-
-    @classmethod
-    def ends(cls, arch: Architecture) -> ModelEnds:
-        return ModelEnds(norm_plus_one=True)
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:

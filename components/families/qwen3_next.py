@@ -1,14 +1,14 @@
 """`model qwen3_next { … }`: Qwen3-Next (Qwen Team 2025)."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from xtrain.blocks.block import BlockPiece
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
-from xtrain.components.families._delta_nets import delta_net_blocks, delta_net_names
-from xtrain.contracts.models import PlannedModel, layers_with_experts
+from xtrain.components.families._delta_nets import DeltaNetExpertFamily, delta_net_blocks, delta_net_names
+from xtrain.contracts.models import layers_with_experts
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.delta_net import DELTA_HARMLESS, DELTA_KEYS, DELTA_ONLY, DeltaNetSettings
-from xtrain.dsl.schema.model import FAMILIES, MixedTransformer, ModelEnds, attention_biases
+from xtrain.dsl.schema.delta_net import DELTA_HARMLESS, DELTA_KEYS, DELTA_ONLY
+from xtrain.dsl.schema.model import FAMILIES, MixedTransformer, attention_biases
 from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
@@ -17,7 +17,6 @@ from xtrain.dsl.schema.model_config import (
     ModelConfig,
     keys,
 )
-from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
@@ -25,17 +24,11 @@ from xtrain.plan.weight_files import StoredNames
 
 @FAMILIES.register()
 @frozen
-class Qwen3Next(DeltaNetSettings, MixedTransformer, PlannedModel):
+class Qwen3Next(DeltaNetExpertFamily, MixedTransformer):
     """`model qwen3_next { … }`: a gated delta net, or gated attention that rotates a part of each head, and the experts
     of qwen2_moe."""
 
     family: str = named("qwen3_next")
-    shared_ffn: int | Auto = setting(
-        "width of the shared expert, which processes every token; auto: expert_ffn",
-        default=AUTO,
-        check=at_least(1),
-        resuming="shape",
-    )
     attention_bias: bool = attention_biases()
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen3_next",
@@ -57,20 +50,10 @@ class Qwen3Next(DeltaNetSettings, MixedTransformer, PlannedModel):
         # The last two are of the auxiliary loss in training, whose weight here is `router { aux_loss }`.
         harmless=HARMLESS | DELTA_HARMLESS | {"output_router_logits", "router_aux_loss_coef"},
     )
-    stored: ClassVar[StoredNames | None] = StoredNames()
-
-    def auto(self) -> dict[str, tuple[Any, str]]:
-        found = super().auto()
-        width = found["expert_ffn"][0] if isinstance(self.expert_ffn, Auto) else self.expert_ffn
-        return {**found, "shared_ffn": (width, f"expert_ffn {width}")}
 
     @classmethod
     def names_in_files(cls, arch: Architecture) -> StoredNames:
         return delta_net_names(arch, by_group=True)
-
-    @classmethod
-    def ends(cls, arch: Architecture) -> ModelEnds:
-        return ModelEnds(norm_plus_one=True)
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:

@@ -59,7 +59,7 @@ def describe(config: Mapping[str, Any], remote: str = "") -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=16)
-def _described(config: str, remote: str = "", digest: str = "") -> Mapping[str, Any]:
+def _described(config: str, remote: str, digest: str) -> Mapping[str, Any]:
     versions = code_versions()
     path = place_of(*map(" ".join, versions.items()), config, digest)
     found = kept(path, lambda found: source_digest(found["source"]) == found["digest"])
@@ -86,7 +86,7 @@ def source_digest(path: str) -> str:
     return found.hexdigest()[:16]
 
 
-def _inspected(config: str, versions: Mapping[str, str], remote: str = "") -> Mapping[str, Any]:
+def _inspected(config: str, versions: Mapping[str, str], remote: str) -> Mapping[str, Any]:
     """Run the child process; return the description, or the problem and a hint. Raises CodeUnusable."""
     kind = json.loads(config).get("model_type")
     whose = f"{remote}, which is executed" if remote else f"transformers {versions['transformers']}"

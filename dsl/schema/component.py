@@ -481,9 +481,6 @@ def variants(block: type) -> tuple[type, ...]:
     return (block,) if registry is None else tuple(registry.values())
 
 
-C = TypeVar("C", bound=Component)
-
-
 def planned(component: Component, contract: type[C]) -> C:
     """Return a component as an instance of its contract."""
     assert isinstance(component, contract)

@@ -48,7 +48,7 @@ DELTA_ONLY: Final = {**ONLY, "attn_output_gate": Only((True,))}
 ROPE_HARMLESS: Final = frozenset(("mrope_section", "mrope_interleaved"))
 
 
-@frozen(slots=False)
+@frozen
 class DeltaNetSettings(TransformerSettings):
     """Settings of every family whose blocks have a gated delta net or gated attention."""
 

@@ -49,7 +49,8 @@ _WRONG: Final = WrongKey(PARTIAL, "one number above 0 and at most 1")
 
 
 def rotary_width(head_dim: int, share: float) -> int:
-    """Return how many numbers of a head are rotated, in pairs; `unfit_share` refuses shares that leave one over."""
+    """Return how many numbers of a head rotary positions turn, an even number; `unfit_share` refuses shares of an odd
+    number."""
     return max(1, int(head_dim * share) // 2) * 2
 
 

@@ -190,8 +190,7 @@ def component_name(registry: Any, *, role: Role | None = None) -> Any:
     meaning.
     """
     meta = Setting(doc="", role=role or Role.EXPERIMENT, registry=registry)
-    metadata = {"setting": meta, "has_role": role is not None}
-    return attrs.field(factory=lambda: registry.default.kind, metadata=metadata, kw_only=True)
+    return attrs.field(factory=lambda: registry.default.kind, metadata={"setting": meta}, kw_only=True)
 
 
 def is_unspoken(attribute: attrs.Attribute, meta: Setting, value: Any) -> bool:

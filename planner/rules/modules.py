@@ -134,7 +134,7 @@ def check_code(spec: Spec, architecture: Architecture, layout: Layout, found: Fi
 def _layout_faults(spec: Spec, code: Mapping[str, Any], layout: Layout) -> Iterator[tuple[str, str, str]]:
     """Yield the path of each layout that the code of a model cannot be distributed by, the reason, and what to do."""
     if layout.size("tp") > 1 and not code["tensor"]:
-        why = "transformers has no plan of tensor parallelism for it that a small model of it confirms"
+        why = "no plan of tensor parallelism gives a small model of it the same results on two ranks"
         yield "parallel.tp.size", why, "leave tp out"
     elif layout.size("tp") > 1 and spec.parallel.tp.sequence:
         hint = f"write `tp {layout.size('tp')} {{ sequence = false }}`"

@@ -250,8 +250,8 @@ def layer(function: Any = None, *, mixes: Literal["causal"] | None = None) -> An
     is computed independently. Parameters whose default is a `weight` are parameters of the model; the others are
     settings. Its computation, saved activations and costs are derived from its source text.
 
-    mixes: `causal` for a layer whose positions depend on earlier ones of their document, by what parameters whose
-    default is a `state` carry on. It gets the positions of a document, or those after `state`, and returns activations
+    mixes: `causal` for a layer whose positions depend on earlier ones of their document, by its states: parameters
+    whose default is a `state`. It gets the positions of a document, or those after `state`, and returns activations
     and the states after them. `xtrain plan` calls it in a process of its own, to check this and to trace its costs.
     """
     mark = _marker(Mark("layer", {"mixes": mixes}))

@@ -45,10 +45,13 @@ EXPERTS_OF_CODE: Final = torch.ops.xtrain.experts_of_code.default
 
 
 def experts_traced(module: nn.Module, *given: Tensor, **named: Tensor) -> Tensor:
+    """Return the result of a module of experts as one operation of the trace. given, named: activations, numbers and
+    weights of the chosen experts."""
     x, chosen, weights = (*given, *named.values())
     return _traced_experts(x, chosen, weights, list(module.parameters()))
 
 
 def attend_traced(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scores: Scores, sink_H: Tensor | None) -> Tensor:
+    """Return the result of attention by xtrain's kernels as one operation of the trace."""
     scale = scores.factor(q_BHSA.shape[-1])
     return _traced(q_BHSA, k_BKSA, v_BKSA, sink_H, scores.window or 0, scale, scores.cap or 0.0)
