@@ -20,7 +20,7 @@ from xtrain.dsl.values import Quantity
 from xtrain.lazy_attrs import frozen
 
 HALF = 0.5
-
+TAKEN: Final = "the divergence is taken by it from here on"
 METRICS: Final = {
     "distill/divergence": (
         "divergence of student and teacher, in the `form` of the loss, of logits / temperature; mean over the valid "
@@ -44,45 +44,45 @@ class Distill(Loss):
         "folder of the teacher: a model of any family with the vocabulary and the tokenizer of the trained model",
         check=file_path,
         example='"models/teacher"',
-        resuming="the divergence is taken by it from here on",
+        resuming=TAKEN,
     )
     form: Literal["forward_kl", "reverse_kl", "jsd"] = setting(
         "divergence of the distributions P of the teacher and S of the model: forward_kl: Σ P log P/S; reverse_kl: Σ "
         "S log S/P; jsd: β KL(P‖M) + (1 − β) KL(S‖M), M = β P + (1 − β) S (arXiv 2306.13649)",
         default="forward_kl",
-        resuming="the divergence is taken by it from here on",
+        resuming=TAKEN,
     )
     beta: float = setting(
         "β of `form = jsd`",
         default=HALF,
         check=Range(above=0, below=1),
-        resuming="the divergence is taken by it from here on",
+        resuming=TAKEN,
     )
     temperature: float = setting(
         "logits of both are divided by it, and the divergence is multiplied by its square",
         default=1.0,
         check=positive,
-        resuming="the divergence is taken by it from here on",
+        resuming=TAKEN,
     )
     mix: float = setting(
         "weight of the cross-entropy of labels; the divergence has weight 1 − mix",
         default=0.0,
         check=Range(low=0, below=1),
-        resuming="the divergence is taken by it from here on",
+        resuming=TAKEN,
     )
     top: int = setting(
         "number of most probable tokens that `xtrain data teach` stores of each distribution of the teacher; the rest "
         "count as one",
         default=64,
         check=at_least(1),
-        resuming="the divergence is taken by it from here on",
+        resuming=TAKEN,
     )
     live: bool = setting(
         "run the teacher on each microbatch, on the same ranks, and use whole distributions; false: read the "
         "probabilities that `xtrain data teach` stored",
         default=False,
         added=True,
-        resuming="the divergence is taken by it from here on",
+        resuming=TAKEN,
     )
     z_loss: float = z_weight()
     chunk: Quantity = logits_chunk()

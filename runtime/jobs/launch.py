@@ -30,6 +30,12 @@ from xtrain.runtime.base.locks import WORKER_LOCK, hold
 from xtrain.runtime.observe.stopping import killed_by, stop_signals
 from xtrain.text.units import seconds_text
 
+# Starts in a row that fail without a step of a group, or before the set-up of all ranks: another would fail too.
+AT_ONCE: Final = 3
+# Seconds before a restart, doubled after each such start: a temporary fault may have passed.
+SHORTEST: Final = 1.0
+LONGEST: Final = 30.0
+
 
 @define
 class StopNotes:

@@ -32,7 +32,7 @@ from xtrain.runtime.base.process import (
     START,
     gone,
 )
-from xtrain.runtime.jobs.launch import Ended, StopNotes
+from xtrain.runtime.jobs.launch import AT_ONCE, LONGEST, SHORTEST, Ended, StopNotes
 from xtrain.runtime.jobs.machines import OneNode, RankProcess, RankStart
 from xtrain.runtime.jobs.meeting_place import MeetingPlace
 from xtrain.runtime.observe.judge import SeenRank
@@ -40,11 +40,6 @@ from xtrain.runtime.observe.stopping import stop_signals
 
 # Variables of a start that the ranks of all machines receive.
 OF_START: Final = (RESTART, FIRST_STEP, BEGAN)
-# Starts in a row that fail without a step of a group, or before the set-up of all ranks: another would fail too.
-AT_ONCE: Final = 3
-# Seconds before a restart, doubled after each such start: a temporary fault may have passed.
-SHORTEST: Final = 1.0
-LONGEST: Final = 30.0
 # Seconds for ranks to exit, in addition to saving; and seconds between two checks of their heartbeats.
 LEAVE: Final = 10.0
 LOOK: Final = 1.0

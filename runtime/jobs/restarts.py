@@ -24,6 +24,9 @@ from xtrain.runtime.base.json_lines import JsonLinesFile, size_of
 from xtrain.runtime.base.limits import limit_fault
 from xtrain.runtime.base.process import FIRST_STEP, RESTART, starts_before
 from xtrain.runtime.jobs.launch import (
+    AT_ONCE,
+    LONGEST,
+    SHORTEST,
     Ended,
     FailureCause,
     StopNotes,
@@ -35,7 +38,7 @@ from xtrain.runtime.jobs.launch import (
     stopped_early,
 )
 from xtrain.runtime.jobs.machines import OneNode
-from xtrain.runtime.jobs.replica_groups import AT_ONCE, LONGEST, SHORTEST, launch_groups
+from xtrain.runtime.jobs.replica_groups import launch_groups
 from xtrain.runtime.loop.preflight import device_of
 from xtrain.runtime.observe.stopping import EVENTS
 from xtrain.runtime.store.beginning import StartingPoint, has_finished, starting_point, total_steps
