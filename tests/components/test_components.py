@@ -76,7 +76,7 @@ OTHER_THINGS = {
         "planner/review/training.py",  # of estimates: the bytes of one
         "planner/review/diff.py",
         "planner/identity.py",  # what a run begins with
-        "runtime/store/run_directory.py",
+        "runtime/store/other_runs.py",
         "runtime/store/beginning.py",
     ),
     "eval": (
