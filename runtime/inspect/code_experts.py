@@ -18,9 +18,8 @@ from xtrain.runtime.nn.recompute import runs_of
 
 def experts_of(code: CodeModel) -> dict[str, Any] | None:
     """Return the experts of layers: the path in a layer, their number and width, how many a token takes, names of the
-    stacks, what the computation of hidden values keeps, where the router's logits are, and the coefficient of its loss.
-    None: no layer has such experts, or layers
-    have different ones."""
+    stacks, what the computation of hidden values keeps, where the router's logits are, and the coefficient of its loss;
+    None if no layer has such experts, or if layers have different ones."""
     found: dict[tuple[str, ExpertForm], Any] = {}
     for layer in code.layers:
         own = [(path, module) for path, module in layer.named_modules() if ExpertForm.of(module) is not None]

@@ -164,7 +164,9 @@ def take_experts(module: Any, axes: Axes) -> CodeExperts:
     return module
 
 
-def lose(layer: nn.Module, experts: CodeExperts, arch: Architecture, rows: int, router: Mapping[str, Any]) -> None:
+def set_router_loss(
+    layer: nn.Module, experts: CodeExperts, arch: Architecture, rows: int, router: Mapping[str, Any]
+) -> None:
     """Give experts the weights of their router's losses. router: its module in the layer, and the place of its logits
     among its results."""
     experts.per_token = arch.experts_per_token

@@ -31,7 +31,7 @@ from xtrain.runtime.nn.axes import Axes, local, start_of
 from xtrain.runtime.nn.batch import DocumentLayout, LayerCache, ModelBatch
 from xtrain.runtime.nn.block import LayerBlock
 from xtrain.runtime.nn.code_attention import NAME, attending
-from xtrain.runtime.nn.code_experts import CodeExperts, lose, repeating, take_experts
+from xtrain.runtime.nn.code_experts import CodeExperts, repeating, set_router_loss, take_experts
 from xtrain.runtime.nn.code_tensor import cut_embedding, cut_layer, local_parameters
 from xtrain.runtime.nn.layers import Linear, generator_of
 from xtrain.runtime.nn.loss import Head
@@ -153,7 +153,7 @@ class CodeTransformer(Transformer):
             path = experts["module"] if i in arch.expert_layers else None
             self.layers[str(i)] = block_module = _as_block(layer, i, attention, axes, path)
             for module in block_module.expert_modules:
-                lose(layer, module, arch, rows, experts["router"])
+                set_router_loss(layer, module, arch, rows, experts["router"])
             if isinstance(block := block_of(arch.kind_of(i)), AdaptedBlock):
                 put_on(layer, block, arch, axes)
             cut_layer(layer, parameters[i], axes)
