@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import frozen
+from code_models import SIZES
 from code_models import make as make_code
 from forked_ranks import ForkedRanks, Outcome, RanksFailed
 from projects import events
@@ -144,6 +145,7 @@ ODD = (
     ("olmo3", "biased, scaled by yarn"),
     ("seed_oss", "every bias"),
     ("glm4_moe", "odd heads, tied"),
+    ("qwen3_5", "odd heads, tied"),
 )
 
 
@@ -175,6 +177,7 @@ ORDINARY = (
     ("qwen3_moe", "plain", (*TP, *EP), STACKED),
     ("gpt_oss", "plain", (*RING, *EP), SHARDS),
     ("deepseek_v3", "biased, scaled by yarn", (*TP, *EP), STACKED),
+    ("qwen3_5", "scaled by yarn", RING, {}),
 )
 # Every layout of every family, the forms of the files in turns.
 MORE = [
@@ -225,6 +228,8 @@ MORE += [
     ("deepseek_v3", "biased, scaled by yarn", WHOLE, {}),
     ("deepseek_v3", "one group", (*PP, *EP, *TP), STACKED),
     ("deepseek_v3", "one group", (*RING, *TP), {}),
+    ("qwen3_5", "four key heads", (*TP, *RING), {}),
+    ("qwen3_5", "four key heads", ("parallel.cp=4", "parallel.cp.ring=2", "parallel.cp.ulysses=2"), {}),
     ("gpt_oss", "plain", (*FSDP, *EP, "activation.mode=full"), {}),
     ("gpt_oss", "plain", (*RING, *EP, "activation.mode=selective"), {}),
 ]
@@ -362,6 +367,7 @@ MORE_CODE = [
     ("cohere", (*PP, *FSDP)),
     ("phi3", (*ULYSSES, "activation=full")),
     ("codegen", PP),
+    ("phi", PP),
     ("olmo3", (*WHOLE, *FSDP)),
     ("glm4_moe", (*WHOLE, *PP)),
     ("deepseek_v3", WHOLE),
@@ -388,11 +394,6 @@ MORE_CODE = [
     ("roberta", (*FSDP, ALONE)),  # modules around the layers have parameters
     ("hrm_text", (*FSDP, ALONE, "activation=full")),
 ]
-# Divided by 64: even numbers are left, and whole blocks of codes.
-SIZES: dict[str, dict[str, Any]] = {
-    "glm4_moe": {"intermediate_size": 12288},
-    "granitemoe": {"intermediate_size": 8192},
-}
 IN_FP32 = ("gemma2", "cohere", "glm4_moe", "deepseek_v3")  # sums gradients of norms or routers in fp32
 
 

@@ -69,6 +69,11 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "xmod": {"default_language": "en_XX"},
 }
+# Divided by 64: even numbers are left, and whole blocks of codes.
+SIZES: dict[str, dict[str, Any]] = {
+    "glm4_moe": {"intermediate_size": 12288, "moe_intermediate_size": 2048},
+    "granitemoe": {"intermediate_size": 8192},
+}
 SINGLE = "collate = to_tensor -> flatten -> shift_tokens -> pack(single)"
 
 

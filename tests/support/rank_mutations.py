@@ -49,6 +49,23 @@ def average() -> None:
 
 
 @mutation
+def exact_llama() -> None:
+    """Norms and rotary positions of transformers' Llama are computed in fp64, not in fp32 whatever the format."""
+    from reference_models import Whole
+    from transformers.models.llama import modeling_llama
+
+    def exact(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def compute(*given: Any, **named: Any) -> Any:
+            with Whole(every=True):
+                return forward(*given, **named)
+
+        return compute
+
+    for cls in (modeling_llama.LlamaRMSNorm, modeling_llama.LlamaRotaryEmbedding):
+        cls.forward = exact(cls.forward)  # type: ignore[method-assign]
+
+
+@mutation
 def skip(op: str) -> None:
     """A node of the step does nothing."""
     rebind(op, lambda call, given: lambda step: None)

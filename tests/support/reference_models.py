@@ -133,6 +133,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 5,
             "linear_value_head_dim": 7, "linear_conv_kernel_dim": 2, "tied": True,
             "layer_types": ["full_attention", "linear_attention"]},
+        "four key heads": {**DELTA, "linear_num_key_heads": 4, "linear_num_value_heads": 8},
         "scaled by yarn": {**DELTA, "num_hidden_layers": 3, "attention_bias": True, "rms_norm_eps": 1e-3,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"], "rope": {"rope_type": "yarn",
                 "factor": 4.0, "original_max_position_embeddings": 16, "partial_rotary_factor": 0.5}},
@@ -297,13 +298,17 @@ def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
 
 class Whole(TorchFunctionMode):
     """Leaves numbers in fp64 that a model would round to fp32: of delta nets the gradients are otherwise further from
-    the exact ones than the limit."""
+    the exact ones than the limit. every: also makes those fp64 that have another format."""
+
+    def __init__(self, *, every: bool = False) -> None:
+        super().__init__()
+        self.every = every
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
+        if args and isinstance(args[0], torch.Tensor) and (self.every or args[0].dtype == torch.float64):
             if func is torch.Tensor.float:
-                return args[0]
+                return args[0].double()
             if func is torch.Tensor.to:
                 args = tuple(torch.float64 if each is torch.float32 else each for each in args)
                 kwargs = {name: torch.float64 if each is torch.float32 else each for name, each in kwargs.items()}

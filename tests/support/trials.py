@@ -271,6 +271,8 @@ def _routing(ours: Outcome, theirs: Outcome) -> float:
 def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
     if ours.shape != theirs.shape:
         return float("inf")
+    if not ours.size:  # a rank may have no rows of a shard
+        return 0.0
     return _worse(float(np.abs(ours - theirs).max() / max(float(np.abs(theirs).max()), 1e-30)))
 
 
