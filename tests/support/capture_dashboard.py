@@ -25,6 +25,8 @@ from unittest.mock import patch
 from dashboards import PATIENCE_SECONDS, SIZES, faults, opened, rows
 from made_runs import START, MadeRun, made_run, made_sweep
 
+from xtrain.tui.board.app import BoardApp
+from xtrain.tui.board.terminal import pane_classes
 from xtrain.tui.model import rank_reader
 
 SCREENS = Path(__file__).parents[2] / "docs/screens"
@@ -32,12 +34,12 @@ PICTURED = (120, 40)
 RUN, OTHER = Path("runs/moe_cpu/2339a39-41828748"), Path("runs/moe_cpu/2339a39-9c02b1de")
 # Run → the screens that are captured of it.
 CAPTURED = {
-    RUN: ("overview", "plan", "ranks", "experts", "events", "compare"),
+    RUN: ("overview", "plan", "ranks", "experts", "events", "compare", "charts"),
     Path("runs/curriculum/7d40116-5f1c83e0"): ("datasets",),
     Path("runs/sizes-sweep-1a2b3c4d/009-x"): ("sweep",),
 }
 NOW = START + 31.0
-SETTLED_SECONDS = 0.3
+SETTLED_SECONDS = 1.0
 TERMINAL = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LC_ALL": "C.UTF-8"}
 
 
@@ -86,6 +88,12 @@ def runs(folder: Path) -> Iterator[None]:
         yield
 
 
+def shows(app: BoardApp, name: str) -> bool:
+    """Return True once the tab line says that this is the screen."""
+    kind = pane_classes()[name]
+    return app.visited == name and any(f"{title}]" in rows(app)[1] for title in (kind.title, kind.short))
+
+
 async def captures_of(run: Path, size: tuple[int, int], kept: Path) -> dict[str, str]:
     """Return file name → text of a run's captures at one size. kept: the folder of the captures that there are.
 
@@ -101,10 +109,10 @@ async def captures_of(run: Path, size: tuple[int, int], kept: Path) -> dict[str,
             began = since = time.monotonic()
             seen = rows(app)
             # Curves and other runs are read in the background.
-            while app.visited != name or app._notifications or time.monotonic() - since < SETTLED_SECONDS:
+            while not shows(app, name) or app._notifications or time.monotonic() - since < SETTLED_SECONDS:
                 await pilot.pause(0.02)
                 assert time.monotonic() - began < PATIENCE_SECONDS, f"{stem} is not shown, or does not settle"
-                if app.visited == name and rows(app) == expected:
+                if shows(app, name) and rows(app) == expected:
                     break
                 if rows(app) != seen:
                     seen, since = rows(app), time.monotonic()

@@ -87,7 +87,8 @@ def _leaves(app: BoardApp) -> list[tuple[Widget, Any, Any]]:
     found = []
     for widget, geometry in app.screen._compositor.full_map.items():
         leaf = not any(child.display for child in widget.children) and not widget.has_class("-textual-system")
-        if leaf and widget.visible and geometry.region.area and widget is not app.screen:
+        seen = geometry.region.intersection(geometry.clip).area
+        if leaf and widget.visible and seen and widget is not app.screen:
             found.append((widget, geometry.region, geometry.clip))
     return found
 

@@ -39,9 +39,10 @@ from xtrain.tui.board.help import HelpScreen, all_groups, app_keys, keys_of
 from xtrain.tui.board.pane import Pane, TextBlock
 from xtrain.tui.board.plot import terminal_glyphs
 from xtrain.tui.board.reading import BackgroundReader
-from xtrain.tui.board.terminal import SCREENS, pane_classes
+from xtrain.tui.board.terminal import NUMBERS, pane_classes
 from xtrain.tui.curves.canvas import UNICODE
 from xtrain.tui.model.board import Board
+from xtrain.tui.pages.comparison import RunColors
 
 DARK = Theme(
     name="dark",
@@ -165,7 +166,8 @@ class BoardApp(App[int]):
         Binding("space", "freeze", "freeze", tooltip="freeze or unfreeze the view"),
         *(
             Binding(str(place), f"visit('{name}')", name, show=False, tooltip=f"the screen {name.capitalize()}")
-            for place, name in enumerate(SCREENS, start=1)
+            for name, place in NUMBERS.items()
+            if name != "server"
         ),
         Binding("n", "app.focus_next", "next pane", show=False, tooltip="the next pane of a screen that has several"),
         Binding("slash", "filter", "filter", show=False, tooltip="filter the events"),
@@ -190,6 +192,7 @@ class BoardApp(App[int]):
         super().__init__(ansi_color=True if no_color else None)
         self.directory = directory
         self.compared = tuple(compared)
+        self.run_colors = RunColors()
         self.launcher = launcher
         self.board: Board | None = None
         self.live: Board | None = None
@@ -310,8 +313,8 @@ class BoardApp(App[int]):
 
     def _screens(self) -> tuple[tuple[int, str, type[Pane]], ...]:
         """Return the screens that this run has, with their numbers."""
-        numbered = enumerate(SCREENS, start=1)
-        return tuple((number, name, self._kinds[name]) for number, name in numbered if self._has(name))
+        known = ((number, name, self._kinds[name]) for name, number in NUMBERS.items() if self._has(name))
+        return tuple(sorted(known, key=lambda screen: screen[0]))
 
     def _has(self, name: str) -> bool:
         cls = self._kinds.get(name)
@@ -334,6 +337,8 @@ class BoardApp(App[int]):
 
     async def action_visit(self, name: str) -> None:
         """Go to a screen, if this run has it."""
+        if name == "overview" and self.board is not None and self.board.server is not None:
+            name = "server"
         if self.board is None:
             self._wanted = name
         elif self._has(name):

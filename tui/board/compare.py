@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from textual import work
 from textual.app import ComposeResult
@@ -16,11 +16,13 @@ from xtrain.text.units import printable
 from xtrain.tui.board.pane import PlottedPane, SearchedPane, Sheet, cursor_keys
 from xtrain.tui.board.plot import Plot, terminal_glyphs
 from xtrain.tui.board.reading import ReadingOthers
+from xtrain.tui.curves.axis import Unit
 from xtrain.tui.curves.canvas import MOST_LINES
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.find import FoundRun, found_runs
 from xtrain.tui.pages import sheet
 from xtrain.tui.pages import sweeps as sweep_page
+from xtrain.tui.pages.charts import unit_of
 from xtrain.tui.pages.comparison import (
     Axis,
     Compared,
@@ -66,7 +68,7 @@ class ComparePane(SearchedPane[Any, Any]):
     BINDINGS = [  # noqa: RUF012
         Binding("r", "choose('runs')", "runs", tooltip="choose the runs to compare with"),
         Binding("m", "choose('metrics')", "metric", tooltip="choose the metric"),
-        Binding("x", "axis", "axis", tooltip="over steps, or over tokens"),
+        Binding("x", "axis", "axis", tooltip="over steps, tokens or time"),
         Binding("d", "settings", "settings", tooltip="only the settings in which the runs differ, and back"),
         Binding("slash", "search", "filter", show=False),
         Binding("down,j", "move(1)", "next", show=False),
@@ -146,7 +148,8 @@ class ComparePane(SearchedPane[Any, Any]):
             rows.append(((" r: choose runs to compare with", "dim"),))
         table.styles.height = len(rows)
         table.draw(rows)
-        plot.show(curves, title=self._key, x_label=self._axis)
+        x_unit: Unit = "seconds" if self._axis == "time" else "count"
+        plot.show(curves, title=self._key, x_label=self._axis, unit=unit_of(self._key), x_unit=x_unit)
         only = self.has_class("settings")
         settings.display = only or (len(runs) > 1 and height >= _ROOM_FOR_SETTINGS)
         room = height - len(rows) if only else _SETTINGS_ROWS
@@ -241,8 +244,9 @@ class ComparePane(SearchedPane[Any, Any]):
         self._fill_list()
 
     def action_axis(self) -> None:
-        """Switch between steps and tokens on the x axis."""
-        self._axis = "tokens" if self._axis == "step" else "step"
+        """Switch to the next x axis: steps, tokens, time."""
+        axes = get_args(Axis)
+        self._axis = axes[(axes.index(self._axis) + 1) % len(axes)]
         self._draw()
 
     def action_settings(self) -> None:
@@ -291,7 +295,7 @@ class SweepPane(PlottedPane[ListView, ListPage]):
     keys = sheet
     BINDINGS = [  # noqa: RUF012
         *cursor_keys("trial"),
-        Binding("p", "plot", "curves", tooltip="only the curves, and back"),
+        Binding("v", "plot", "curves", tooltip="only the curves, and back"),
         Binding("o", "metric", "objective", tooltip="curves of the objective, or of the training loss"),
     ]
     _view, _of_loss = ListView(), False
@@ -311,7 +315,9 @@ class SweepPane(PlottedPane[ListView, ListPage]):
         if board is None or board.sweep is None:
             return None
         key = LOSS if self._of_loss else board.sweep.objective or LOSS
-        self.query_one(Plot).show(trial_lines(board.sweep, board.trials, key), title=key, x_label="tokens")
+        folder, colors = board.directory.parent, getattr(self.app, "run_colors", None) or RunColors()
+        curves = trial_lines(board.sweep, board.trials, key, colors, folder)
+        self.query_one(Plot).show(curves, title=key, x_label="tokens")
         return sweep_page.page(board.sweep, board.directory.name, self._view, width, height)
 
     def action_metric(self) -> None:

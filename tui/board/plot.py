@@ -1,9 +1,12 @@
 """A plot of curves that has its own keys while it has the focus."""
 
+import io
 import locale
 import os
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.segment import Segment
@@ -11,12 +14,15 @@ from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Region
+from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
+from xtrain.regular_files import reason_of
 from xtrain.tui.curves.axis import Unit
 from xtrain.tui.curves.canvas import ASCII, UNICODE, Curve, Glyphs, Line, Row, next_point
 from xtrain.tui.curves.drawing import Drawing, draw, extent_of, head
+from xtrain.tui.curves.picture import standalone
 from xtrain.tui.curves.viewport import Viewport
 
 __all__ = ["Line", "Plot", "terminal_glyphs"]
@@ -77,8 +83,20 @@ class Plot(Widget, can_focus=True):
         Binding("shift+left", "move(-10)", "far left", show=False),
         Binding("shift+right", "move(10)", "far right", show=False),
         Binding("0", "whole", "the whole run", show=False),
+        Binding("y", "fit", "scale", tooltip="y: all values, 1 to 99% of them, or fixed as it is now"),
+        Binding("p", "save", "svg", tooltip="save the plot as SVG, in this folder or as a download"),
+        Binding("enter", "enlarge", "large", show=False, tooltip="only this plot, and back"),
         Binding("c", "cursor", "read", tooltip="read values at a step: left and right move the cursor"),
     ]
+
+    class Viewed(Message):
+        """Message that the reader has changed the view of a plot."""
+
+        def __init__(self, plot: "Plot") -> None:
+            super().__init__()
+            self.plot = plot
+
+    ALLOW_MAXIMIZE = True
 
     def __init__(self, *, id: str | None = None, classes: str | None = None, glyphs: Glyphs | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -158,8 +176,43 @@ class Plot(Widget, can_focus=True):
         return [Strip([Segment(text, styles[name]) for text, name in row], self.size.width) for row in rows]
 
     def _choose(self, view: Viewport) -> None:
+        self.take_view(view)
+        self.post_message(self.Viewed(self))
+
+    def take_view(self, view: Viewport) -> None:
+        """Draw in a view from now on."""
         self.view = view
         self.refresh()
+
+    def action_fit(self) -> None:
+        """Switch to the next scale of values."""
+        self._choose(self.view.refitted(self._drawing.span))
+
+    def action_enlarge(self) -> None:
+        """Show this plot alone, or all of the screen again."""
+        self.screen.minimize() if self.is_maximized else self.screen.maximize(self)
+
+    def action_save(self) -> None:
+        """Save the plot as it is seen as an SVG file."""
+        lines, x = [curve.line for curve in self._curves], (self._x_label, self._x_unit)
+        text = standalone(lines, self.view, title=self._title, x_label=x[0], unit=self._unit, x_unit=x[1])
+        if text is None:
+            self.app.notify("the plot has no values to save", severity="warning")
+            return
+        directory: Path | None = getattr(self.app, "directory", None)
+        stem = re.sub(r"[^\w.-]+", "_", "-".join(filter(None, (directory and directory.name, self._title)))) or "plot"
+        if self.app.is_web:
+            self.app.deliver_text(io.StringIO(text), save_filename=f"{stem}.svg", mime_type="image/svg+xml")
+            return
+        try:
+            number = next((n for n in range(2, 1000) if not Path(f"{stem}-{n}.svg").exists()), 1000)
+            path = Path.cwd() / (f"{stem}-{number}.svg" if Path(f"{stem}.svg").exists() else f"{stem}.svg")
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            message = f"the plot cannot be saved: {reason_of(error)}"
+            self.app.notify(message, severity="error", markup=False)
+        else:
+            self.app.notify(f"saved {path}", markup=False)
 
     def action_log(self) -> None:
         """Switch between logarithmic and linear values."""

@@ -77,9 +77,12 @@ SCREENS = {
     "datasets": ("xtrain.tui.board.lists", "DatasetsPane"),
     "events": ("xtrain.tui.board.lists", "EventsPane"),
     "compare": ("xtrain.tui.board.compare", "ComparePane"),
-    "server": ("xtrain.tui.board.lists", "ServerPane"),
+    "charts": ("xtrain.tui.board.charts", "ChartsPane"),
     "sweep": ("xtrain.tui.board.compare", "SweepPane"),
+    "server": ("xtrain.tui.board.lists", "ServerPane"),
 }
+# A server has its screen in place of the overview.
+NUMBERS = {name: place for place, name in enumerate(SCREENS, start=1)} | {"server": 1}
 
 
 def pane_classes() -> "dict[str, type[Pane]]":

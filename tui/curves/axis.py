@@ -75,7 +75,7 @@ def own_labels(values: list[float], unit: Unit = "count") -> list[str]:
         if unit == "count" and digits > 4:
             found.append(f"{value:,.0f}")
             continue
-        found.append(_joined(_without_zeros(_figure(value / scale, digits)), sign, unit))
+        found.append(_joined(_without_zeros(_figure(value / scale, digits)), sign if value else "", unit))
     return found
 
 

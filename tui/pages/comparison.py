@@ -98,14 +98,17 @@ class RunColors:
     def __init__(self) -> None:
         self._numbers: dict[Path, int] = {}
 
-    def of(self, runs: Sequence[Path]) -> list[int]:
-        """Return the numbers of runs that are shown together, distinct for the first MOST_LINES of them."""
+    def of(self, runs: Sequence[Path], preferred: Sequence[int] = ()) -> list[int]:
+        """Return the numbers of runs that are shown together, distinct for the first MOST_LINES of them. preferred: the
+        number of each run if it has none and the number is free."""
         found: dict[Path, int] = {}
-        for run in runs:
+        for place, run in enumerate(runs):
             known = self._numbers.get(run)
             used, given = set(found.values()), set(self._numbers.values())
             free = [number for number in range(MOST_LINES) if number not in used]
             unused = [number for number in free if number not in given]
+            if preferred and preferred[place] in free:
+                unused = [preferred[place]]
             found[run] = known if known in free else (unused or free or [len(found) % MOST_LINES])[0]
             self._numbers[run] = found[run]
         return list(found.values())

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +13,7 @@ from xtrain.tui.curves.canvas import MOST_LINES, Curve, Glyphs, Line
 from xtrain.tui.curves.drawing import draw
 from xtrain.tui.curves.viewport import Viewport
 from xtrain.tui.model.series import Series
+from xtrain.tui.pages.comparison import RunColors
 from xtrain.tui.pages.sheet import (
     DOT,
     LINE,
@@ -213,9 +215,15 @@ def outcome(state: SweepState, trial: TrialState, *, tokens: bool = True) -> str
     return f"{trial.status}{behind}"
 
 
-def trial_lines(state: SweepState, series: Mapping[str, Series], key: str) -> list[Line]:
+def trial_lines(
+    state: SweepState,
+    series: Mapping[str, Series],
+    key: str,
+    colors: RunColors | None = None,
+    folder: Path = Path(),
+) -> list[Line]:
     """Return a line over tokens for each trial with values of a key. Finished trials that are not among the best are in
-    the background."""
+    the background. colors: of runs that other screens show. folder: of the sweep."""
     best = state.best()
     measured = [each for each in ranked(state) if each.same_as is None and each.name in series]
 
@@ -224,16 +232,19 @@ def trial_lines(state: SweepState, series: Mapping[str, Series], key: str) -> li
             return 0
         return 3 if trial.stopped_early or trial.failed else 1 if not trial.ended else 2
 
+    drawn = [(trial, *series[trial.name].xy(key, "tokens")) for trial in sorted(measured, key=order)]
+    drawn = [(trial, x, y) for trial, x, y in drawn if len(x)]
+    front = [trial for trial, _, _ in drawn if order(trial) < 3][:MOST_LINES]
+    chosen = [trial.number % MOST_LINES for trial in front]
+    taken = (colors or RunColors()).of([folder / trial.name for trial in front], chosen)
+    numbers = {trial.name: number for trial, number in zip(front, taken, strict=True)}
     found: list[Line] = []
-    for trial in sorted(measured, key=order):
-        x, y = series[trial.name].xy(key, "tokens")
-        if not len(x):
-            continue
+    for trial, x, y in drawn:
         steps = series[trial.name].xy(key)[0]
-        behind = order(trial) == 3 or len(found) >= MOST_LINES
-        name = f"{trial.number:03d}" + (" best" if trial is best else "")
+        name, number = f"{trial.number:03d}" + (" best" if trial is best else ""), numbers.get(trial.name)
         # While a long file is being read the two may be of different moments.
-        found.append(Line(name, x, y, dim=behind, steps=steps if len(steps) == len(x) else None))
+        known = steps if len(steps) == len(x) else None
+        found.append(Line(name, x, y, dim=number is None, steps=known, color=number))
     return found
 
 

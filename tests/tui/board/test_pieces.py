@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from xtrain.records.training_events import RunStartEvent
 from xtrain.tui.board.head import Piece, head, line, tabs
 from xtrain.tui.board.help import app_keys, hint
-from xtrain.tui.board.terminal import SCREENS, pane_classes
+from xtrain.tui.board.terminal import NUMBERS, pane_classes
 from xtrain.tui.model.board import Alert, Board
 from xtrain.tui.model.life import Life
 from xtrain.tui.state import RunState
@@ -26,17 +26,17 @@ def test_of_equal_pieces_the_last_goes_first():
     assert line([Piece("one"), Piece("two")], 6).plain == " one"
 
 
-# No run has both of overview and server, and no server is a trial of a sweep.
-@pytest.mark.parametrize("without", [("overview", "sweep"), ("server", "sweep"), ("server",)])
+# No run has both of overview and server, and no server is a trial of a sweep or has charts.
+@pytest.mark.parametrize("without", [("overview", "charts", "sweep"), ("server", "sweep"), ("server",)])
 def test_all_tabs_fit_in_sixty_columns(without):
     classes = pane_classes()
-    numbered = tuple((number, name, classes[name]) for number, name in enumerate(SCREENS, start=1))
+    numbered = sorted(((number, name, classes[name]) for name, number in NUMBERS.items()), key=lambda each: each[0])
     screens = tuple(each for each in numbered if each[1] not in without)
     for number, visited, cls in screens:
         said = tabs(screens, visited, 60).plain
         assert cell_len(said) <= 60
         for other, name, its in screens:
-            label = f"{other} {its.short if 'sweep' in without else its.short[:3]}"
+            label = f"{other} {its.short if 'charts' in without else its.short[:3]}"
             assert (f"[{label}]" if name == visited else f" {label} ") in said
         assert f"[{number} {cls.title}]" in tabs(screens, visited, 120).plain
 
