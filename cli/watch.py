@@ -22,11 +22,13 @@ examples:
   xtrain watch runs/quickstart --screen ranks
   xtrain watch runs/quickstart/<run> --compare runs/quickstart/<other>
   xtrain watch --ui plain | tee run.log
+  xtrain watch --web                             in a browser, on this machine
 
 exit codes: 0 closed, or the run has ended (plain, json); 1 the dashboard failed; 2 the command line is wrong or there
-is no terminal; 3 no such run; 4 the run is gone and has not said how it ended (plain, json)
+is no terminal; 3 no such run, or --web cannot serve; 4 the run is gone and has not said how it ended (plain, json)
 """
 VIEWS = ("tui", "plain", "json")
+PORT = 8765
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +45,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ui", choices=VIEWS, default="tui", help="plain and json write lines instead, as `xtrain run` does"
     )
+    parser.add_argument(
+        "--web",
+        type=_address,
+        nargs="?",
+        const=("127.0.0.1", PORT),
+        metavar="HOST:PORT",
+        help=f"serve the dashboard to browsers that have the printed token (default: 127.0.0.1:{PORT})",
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+        raise argparse.ArgumentTypeError(f"`{text}` is not an address; write HOST:PORT, such as 127.0.0.1:{PORT}")
+    return host.strip("[]"), int(port)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     for name in (EVENTS_FILE, METRICS_FILE):
         if (directory / name).exists() and not (directory / name).is_file():
             raise Refused(3, f"xtrain watch: {directory / name} is not a regular file, so it is not read")
+    if arguments.web is not None:
+        return _serve(directory, others, arguments)
     if arguments.ui != "tui":
         return _follow(directory, arguments.ui)
     if reason := why_not():
@@ -71,6 +90,30 @@ def run(arguments: argparse.Namespace) -> int:
 
     first = "compare" if others and not arguments.screen else arguments.screen
     return open_board(directory, compared=others, first=first)
+
+
+def _serve(directory: Path, others: list[Path], arguments: argparse.Namespace) -> int:
+    import secrets
+
+    if arguments.ui != "tui":
+        raise Refused(2, f"xtrain watch: --web serves the dashboard, and --ui {arguments.ui} writes lines; give one")
+    try:
+        from xtrain.tui.board.web import serve_board
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(("textual_serve", "aiohttp")):
+            raise
+        raise Refused(3, "xtrain watch: --web needs textual-serve: pip install 'xtrain[web]'") from None
+    host, port = arguments.web
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        warning = f"warning: {host} may be reached by others, and the connection is not encrypted"
+        print(f"{warning}; whoever reads the token can stop the run", file=sys.stderr)
+    first = "compare" if others and not arguments.screen else arguments.screen
+    try:
+        serve_board(directory, host=host, port=port, token=secrets.token_urlsafe(24), compared=others, first=first)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise Refused(3, f"xtrain watch: {host}:{port} cannot be used: {reason}; choose another HOST:PORT") from None
+    return 0
 
 
 def _follow(directory: Path, ui: str) -> int:

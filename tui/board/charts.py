@@ -85,7 +85,7 @@ class ChartsPane(SearchedPane[Any, Any]):
         return compared([self._board.directory], [self._board]) if self._board is not None else []
 
     def _draw(self) -> None:
-        """Draw the plots in view, and mount those of new metrics."""
+        """Draw the plots in view, and mount plots of new metrics."""
         board, width = self._board, self.content_size.width
         if board is None or not width or not self.is_attached:
             return

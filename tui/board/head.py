@@ -128,7 +128,7 @@ def tabs(screens: tuple[tuple[int, str, type[Pane]], ...], visited: str, width: 
     """Return the tab line of `screens`, given as (number, name, class); the current one is in brackets, which shows
     without color."""
     pieces: list[Piece] = []
-    for shorten in (lambda cls: cls.title, lambda cls: cls.short, lambda cls: cls.short[:3]):
+    for shorten in (lambda cls: cls.title, *(lambda cls, most=most: cls.short[:most] for most in (5, 3, 2))):
         pieces = []
         for number, name, cls in screens:
             label, here = f"{number} {shorten(cls)}", name == visited

@@ -81,7 +81,7 @@ SCREENS = {
     "sweep": ("xtrain.tui.board.compare", "SweepPane"),
     "server": ("xtrain.tui.board.lists", "ServerPane"),
 }
-# A server has its screen in place of the overview.
+# A server has its screen instead of the overview.
 NUMBERS = {name: place for place, name in enumerate(SCREENS, start=1)} | {"server": 1}
 
 

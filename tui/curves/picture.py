@@ -21,7 +21,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 8, 8, 36
 _COLUMN = 2
 # Times the range of the percentiles from which on a plot shows that range alone.
 _SPIKED = 4
-# Colors of lines on light and dark ground, of the same hues as those of the dashboard.
+# Colors of lines on light and dark ground, with the hues of the dashboard.
 COLORS: Final = (
     ("#0b57d0", "#7aa2f7"), ("#b45309", "#e0af68"), ("#15803d", "#73c991"), ("#b3261e", "#f7768e"),
     ("#6a3fb5", "#bb9af7"), ("#0e7490", "#7dcfff"), ("#57534e", "#c8ccd4"), ("#be185d", "#ff9ecf"),

@@ -133,6 +133,8 @@ def test_compare(root):
             assert plot.view.log and plot.view.cursor == 60  # the curves have the keys first
             await pilot.press("x")
             assert "by tokens" in rows(app)[2]
+            await pilot.press("x")
+            assert "by time" in rows(app)[2]
             await pilot.press("x", "d")
             assert "Settings that differ" in shown(app) and "●  200" not in shown(app)
             assert "steps" in shown(app) and "○ 400" in shown(app)

@@ -36,7 +36,7 @@ def test_all_tabs_fit_in_sixty_columns(without):
         said = tabs(screens, visited, 60).plain
         assert cell_len(said) <= 60
         for other, name, its in screens:
-            label = f"{other} {its.short if 'charts' in without else its.short[:3]}"
+            label = f"{other} {its.short[: {2: 3, 3: 5}.get(len(without), 2)]}"
             assert (f"[{label}]" if name == visited else f" {label} ") in said
         assert f"[{number} {cls.title}]" in tabs(screens, visited, 120).plain
 
