@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xtrain.contracts.actions import PlannedAction
-from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.dsl.schema.actions import ACTIONS, ENDINGS, Action
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, cadence_setting
 from xtrain.dsl.spec import Spec
 from xtrain.lazy_attrs import frozen
@@ -52,6 +52,11 @@ class Eval(PlannedAction):
         ),
         "eval/NAME/acc_norm": ("the same with log-likelihoods per character of a choice", "share, 0 to 1"),
         "eval/NAME/acc_bytes": ("the same with log-likelihoods per byte of a choice", "share, 0 to 1"),
+        "final/NAME/METRIC": (
+            "the same of an evaluation at the end on another number of batches than the first declared one "
+            "([evaluation.md](evaluation.md#one-curve-one-protocol))",
+            "",
+        ),
     }
 
     dataset: str
@@ -105,8 +110,28 @@ class Eval(PlannedAction):
             args["answers"] = self.answers
             what += f" and the mean reward of a {self.answers} completion of each prompt"
             after += (("setup.prompts", "prompts"),)
+        if (curve := self._curve(resolved, place)) != "eval":
+            args["curve"] = curve
+            of += f", as {curve}/{self.dataset}"
         does = f"{what} on {reach} of {self.dataset}{of}"
         return ActionNode("tick.eval", args, does, name=name, after=after)
+
+    def _curve(self, resolved: "Resolved", place: ActionPlace) -> str:
+        """Return the first part of the names of the metrics: `eval` if the evaluation measures like the first declared
+        one of its dataset, of ticks before events; else `final` at the end of a run, or the number of batches."""
+        spec, steps = resolved.spec, resolved.batch.steps
+        actions = (action for each in (*spec.ticks, *spec.events) for action in each.actions)
+        first = next((one for one in actions if isinstance(one, Eval) and one.dataset == self.dataset), self)
+        if self.measures_like(first, steps):
+            return "eval"
+        batches = self._batches(steps)
+        return "final" if place.event in ENDINGS else f"eval_{'all' if batches is None else batches}"
+
+    def measures_like(self, other: Action, steps: int | None) -> bool:
+        if not isinstance(other, Eval) or other.dataset != self.dataset:
+            return False
+        answered = {self.answers, other.answers} - {"none"}
+        return self._batches(steps) == other._batches(steps) and len(answered) < 2
 
     def _batches(self, steps: int | None) -> int | None:
         """Return the number of batches. `auto` is a twentieth of the steps, at least 1; None (all held-out rows) while

@@ -318,6 +318,7 @@ def evaluate(
     objective: str | None = None,
     task: str | None = None,
     answers: str | None = None,
+    curve: str = "eval",
     resources: Resources | None = None,
     reference_point: ReferencePoint | None = None,
 ):
@@ -325,7 +326,8 @@ def evaluate(
 
     choices: documents are answer choices after their questions. objective: the unit of the training loss (token,
     sequence or pair), measured too; None: cross-entropy only. task: use this task's adapter; None: none. answers: how
-    held-out prompts are completed, `greedy` or `sampled`; their mean reward is measured too. averaged: use the averaged
+    held-out prompts are completed, `greedy` or `sampled`; their mean reward is measured too. curve: first part of the
+    names of metrics. averaged: use the averaged
     weights once they exist. user: a user function called instead of the forward.
     """
     weights = Weights(ema=ema if averaged else None, saver=saver)
@@ -400,7 +402,7 @@ def evaluate(
         if found.warning:
             records.warn(f"eval {dataset}: {found.warning}", step=progress.step)
         metrics = {
-            f"eval/{dataset}/{name}": value
+            f"{curve}/{dataset}/{name}": value
             for name, value in (dict(found.metrics) | ({} if reward is None else {"reward": reward})).items()
         }
         progress.measured |= {name: (progress.step, value) for name, value in metrics.items()}

@@ -94,6 +94,10 @@ class Action(Component):
         """Dataset whose held-out part the action reads."""
         return None
 
+    def measures_like(self, other: "Action", steps: int | None) -> bool:
+        """Return True if both measure the same, so that their results are one curve. steps: of the run, if known."""
+        return self == other
+
     def asks(self) -> str | None:
         """Dataset whose held-out prompts the model answers for this action, in a run with rollouts."""
         return None

@@ -466,9 +466,11 @@ def _meet(schedule: Schedule, measures: list[TickSpec], dataset: str, batch: Ari
     depends on the clock."""
     assert batch.steps is not None
     saves = [t for t in schedule.ticks if any(action.saves for action in t.actions)]
+    first = next(action for action in measures[0].actions if action.held_out() == dataset)
+    measures = [t for t in measures if any(action.measures_like(first, batch.steps) for action in t.actions)]
     if any(_share_a_step(one, other, batch) for one in measures for other in saves):
         return True
-    ends = any(action.held_out() == dataset for action in schedule.events["finish"])
+    ends = any(action.measures_like(first, batch.steps) for action in schedule.events["finish"])
     known = [tick for each in measures if (tick := recurring(each, batch)).steps or tick.tokens]
     return ends or any(is_due(tick, batch.steps, batch.sizes) for tick in known)
 

@@ -78,6 +78,8 @@ def test_of_two_beginnings_one_changes_nothing(compiled):
     (EVERY, "best = eval.coed.loss", "X620", ("there is no such dataset", "did you mean `code`?")),
     ("", "best = eval.code.loss", "X620", ("no tick evaluates it", "every 500 steps eval code")),
     ("every 9 steps eval code\nevery 20 steps checkpoint", "best = eval.code.loss", "W602", ("never evaluated",)),
+    ("every 9 steps eval code\nevery 20 steps checkpoint\non finish eval code { batches = none }", "best = eval.code.loss",
+     "W602", ("never evaluated",)),
     (EVERY, "best = eval.code.acc", "X620", ("measure loss, bits_per_byte", "write `best = eval.code.loss`")),
     (EVERY, "best = eval.code.lss, best_is = lowest", "X620", ("did you mean `loss`?",)),
     (EVERY, "best = hook.quality.score, best_is = highest", "X620", ("there is no such hook", "hooks: none")),
@@ -89,6 +91,24 @@ def test_what_is_said(compiled, every, block, code, words):
     assert [d.code for d in said] == [code]
     text = said.render()
     assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(("every", "curves"), [
+    ("every 9 steps eval code\non finish eval code", {}),
+    ("every 9 steps eval code\non finish eval code { batches = none }", {"event.finish.eval.code": "final"}),
+    ("on finish eval code { batches = none }\nevery 9 steps eval code", {"event.finish.eval.code": "final"}),
+    ("on finish eval code { batches = none }", {}),
+    ("every 9 steps eval code { batches = 5 }\non finish eval code", {}),  # a twentieth of 100 steps
+    ("every 9 steps eval code { batches = 2 }\nevery 30 steps eval code { batches = 8 }",
+     {"tick.eval.code.2": "eval_8"}),
+    ("every 9 steps eval code { batches = 2 }\nevery 30 steps eval code { batches = none }\non finish eval code",
+     {"tick.eval.code.2": "eval_all", "event.finish.eval.code": "final"}),
+])  # fmt: skip
+def test_an_evaluation_on_other_rows_is_another_curve(make_plan, every, curves):
+    plan = make_plan(every=every)
+    found = {node.id: node.args["curve"] for node in plan.nodes if "curve" in node.args}
+    assert found == curves
+    assert all(f"as {curve}/code" in plan.node(id).does for id, curve in curves.items())
 
 
 @pytest.mark.parametrize("every", [

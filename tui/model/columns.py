@@ -208,7 +208,7 @@ def by_key(run: list[Values]) -> list[tuple[str, Any, ndarray]]:
 
 def is_evaluation(record: Values) -> bool:
     """Return True if a record holds only losses of evaluations, and nothing of a step."""
-    return all(key in ("step", "time") or key.startswith("eval/") for key in record)
+    return all(key in ("step", "time") or key.startswith(("eval/", "eval_", "final/")) for key in record)
 
 
 def last_own(records: Sequence[Values]) -> int:

@@ -30,6 +30,7 @@ dataset texts {{ source = jsonl("texts.jsonl"), holdout = 100% }}
 batch {{ sequence = {POSITIONS}, micro = 2 }}
 optimizer adamw {{ lr = 1e-30 }}
 checkpoint {{ enabled = false }}
+every 1 step eval texts {{ batches = 1 }}
 on finish eval asked then eval last then eval texts {{ batches = none }}
 """
 
@@ -44,7 +45,7 @@ def test_the_numbers_of_the_harness(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     (tmp_path / "tiny.xtrain").write_text(SPEC)
     directory = project.run("tiny.xtrain")
-    asked, last, texts = events(directory, "eval")
+    some, asked, last, texts = events(directory, "eval")
     assert asked["questions"] == last["questions"] == len(ITEMS)
     for name in ("acc", "acc_norm", "acc_bytes"):
         assert asked[name] == pytest.approx(HARNESS[name], abs=1e-12)
@@ -60,7 +61,8 @@ def test_the_numbers_of_the_harness(tmp_path):
     assert texts["bytes"] == sum(len(text.encode()) for text in TEXTS)
     recorded = json.loads((directory / "metrics.jsonl").read_text().splitlines()[-1])
     assert {name: recorded[f"eval/asked/{name}"] for name in ("loss", "acc")} == {n: asked[n] for n in ("loss", "acc")}
-    assert recorded["eval/texts/bits_per_byte"] == texts["bits_per_byte"]
+    assert recorded["final/texts/bits_per_byte"] == texts["bits_per_byte"]
+    assert recorded["eval/texts/loss"] == some["loss"]
 
 
 def test_accuracies_follow_from_log_likelihoods():
