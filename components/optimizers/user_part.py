@@ -15,7 +15,7 @@ class UserOptimizer(UserComponent, PlannedOptimizer):
     """`optimizer NAME { … }`: a function of your own that builds an optimizer from parameter groups."""
 
     kind: str = named("")
-    lr: float = learning_rate()
+    lr: float = learning_rate(None)
     clip: float | None = clip_norm()
 
     def args(self) -> dict[str, Any]:

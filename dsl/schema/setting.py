@@ -114,6 +114,20 @@ class Role(StrEnum):
     EXECUTION = "execution"  # kernels, threads: the same experiment
 
 
+@frozen
+class Usual:
+    """Range of published values of a number. source: where they stand. margin: factor beyond the range from which a
+    value is reported (W433)."""
+
+    low: float
+    high: float
+    source: str
+    margin: float = 10
+
+    def is_far(self, value: float) -> bool:
+        return value * self.margin < self.low or value > self.high * self.margin
+
+
 @frozen(kw_only=True)
 class Setting:
     """Metadata of one field, stored under `attrs` metadata key `setting`.
@@ -125,7 +139,8 @@ class Setting:
     all of them without a name of its own. added: the setting is newer than existing plans; plans omit its default, so
     their ids stay. registry: of the components whose names it takes. without: settings that a nested block does not
     have there. resuming: effect of another value on a resumed run: of a model or an adapter one of `Resuming`
-    (`dsl/schema/model.py`), of other components a clause; empty: the usual effect of a component's settings.
+    (`dsl/schema/model.py`), of other components a clause; empty: the usual effect of a component's settings. usual: the
+    range of published values.
     """
 
     doc: str
@@ -140,6 +155,7 @@ class Setting:
     registry: Any = attrs.field(default=None, eq=False)
     without: tuple[str, ...] = ()
     resuming: str = attrs.field(default="", eq=False)
+    usual: Usual | None = attrs.field(default=None, eq=False)
 
 
 def setting(
@@ -156,6 +172,7 @@ def setting(
     added: bool = False,
     without: tuple[str, ...] = (),
     resuming: str = "",
+    usual: Usual | None = None,
 ) -> Any:
     """Declare a field of a block; without `default` the spec must set it.
 
@@ -173,6 +190,7 @@ def setting(
         added=added,
         without=without,
         resuming=resuming,
+        usual=usual,
     )
     return attrs.field(default=default, metadata={"setting": meta}, kw_only=True)
 

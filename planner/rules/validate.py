@@ -33,6 +33,7 @@ from xtrain.planner.rules.idle import check_idle, check_idle_accumulation
 from xtrain.planner.rules.layout import check_further, check_stack, check_topology, fit_teacher
 from xtrain.planner.rules.modules import check_base, check_code, check_fp8, check_modules
 from xtrain.planner.rules.schedule import check_beginning, check_phases, check_profiles, resumed_batch
+from xtrain.planner.rules.usual import check_usual
 
 # Settings that decide whether an optimizer can update the model.
 _UPDATES: Final = "optimizer.* precision.params scheduler.kind model.* parallel.tp.size {world}"
@@ -136,6 +137,7 @@ def validate(spec: Spec, world: int | None, found: Findings, counted: Counts | N
     if found.failed or layout.unsettled:
         return None
     check_idle(spec, shape, layout, batch, found)
+    check_usual(spec, schedule, ahead, found)
     if elastic.worlds and not elastic.why_rows:
         check_idle_accumulation(spec, found)
     if elastic.why_rows:
