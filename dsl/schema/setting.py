@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import lru_cache, partial
 from math import ceil, floor
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import attrs
 from attrs import field
@@ -114,8 +114,7 @@ class Role(StrEnum):
     EXECUTION = "execution"  # kernels, threads: the same experiment
 
 
-@frozen
-class Usual:
+class Usual(NamedTuple):
     """Range of published values of a number. source: where they stand. margin: factor beyond the range from which a
     value is reported (W433)."""
 
