@@ -121,14 +121,14 @@ class Eval(PlannedAction):
         one of its dataset, of ticks before events; else `final` at the end of a run, or the number of batches."""
         spec, steps = resolved.spec, resolved.batch.steps
         actions = (action for each in (*spec.ticks, *spec.events) for action in each.actions)
-        first = next((one for one in actions if isinstance(one, Eval) and one.dataset == self.dataset), self)
+        first = next((one for one in actions if isinstance(one, type(self)) and one.dataset == self.dataset), self)
         if self.measures_like(first, steps):
             return "eval"
         batches = self._batches(steps)
         return "final" if place.event in ENDINGS else f"eval_{'all' if batches is None else batches}"
 
     def measures_like(self, other: Action, steps: int | None) -> bool:
-        if not isinstance(other, Eval) or other.dataset != self.dataset:
+        if not isinstance(other, type(self)) or other.dataset != self.dataset:
             return False
         answered = {self.answers, other.answers} - {"none"}
         return self._batches(steps) == other._batches(steps) and len(answered) < 2
