@@ -22,7 +22,7 @@ PHRASES: dict[str, tuple[str, int]] = {
     "in place of": (r"\bin place of\b", 4),
     "hold against": (r"\b(hold|holds|held) (\w+ )?(against|beside)\b", 0),
     "stays as it is": (r"\bstays? as (it|they) (is|are)\b", 1),
-    "that of": (r"\b(that|those) of\b", 61),
+    "that of": (r"\b(that|those) of\b", 60),
     "no number": (r"\bno number\b", 5),
     "nobody knows": (r"\b(nobody knows|not known)\b", 2),
     "without memory": (r"\bwithout memory\b", 2),
