@@ -12,7 +12,7 @@ from attrs import evolve, field
 
 from xtrain.dsl.load import Loaded, load_spec
 from xtrain.dsl.schema import blocks
-from xtrain.dsl.schema.actions import ACTIONS, saving
+from xtrain.dsl.schema.actions import ACTIONS, OnEvent, saving
 from xtrain.dsl.schema.component import Registry, members_of, registry_of
 from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.dsl.schema.losses import LOSSES
@@ -86,7 +86,8 @@ def text() -> str:
     legend = [
         f"{YES}: the rules of the planner allow it; {IDLE}: it has no effect there; a code: it is refused, and",
         "`xtrain docs CODE` says why. Stacks and axes have two ranks; fp64, bf16: parameters in that format; →fp64,",
-        "→bf16, →fp8: parameters in fp32 on two ranks of fsdp, computed in that format.",
+        "→bf16, →fp8: parameters in fp32 on two ranks of fsdp, computed in that format; loader, export: two",
+        "ranks of fsdp, with two processes that read rows for each; the finished model or adapter as a folder.",
     ]
     return "\n".join([*table, "", *legend]) + "\n"
 
@@ -122,7 +123,7 @@ def _supported(column: _SpecChange) -> dict[str, str]:
 
 
 def _columns() -> Iterator[_SpecChange]:
-    """Yield the columns: one rank, every stack, every axis, every format."""
+    """Yield the columns: one rank, every stack, every axis, every format, and what a run reads and writes."""
     yield _SpecChange("alone", lambda spec: spec, 1)
     for stack in (stack for stack in STACKS if STACKS[stack] is not STACKS.default):
         yield _SpecChange(stack, lambda spec, stack=stack: evolve(spec, parallel=evolve(spec.parallel, stack=stack)), 2)
@@ -139,6 +140,14 @@ def _columns() -> Iterator[_SpecChange]:
     for compute in _others(Precision, "compute"):
         if compute != Precision().params:
             yield _SpecChange(f"→{compute}", lambda spec, compute=compute: _with_formats(spec, compute=compute), 2)
+    yield _SpecChange("loader", lambda spec: evolve(spec, batch=evolve(spec.batch, workers=2)), 2)
+    yield _SpecChange("export", _with_export, 2)
+
+
+def _with_export(spec: Spec) -> Spec:
+    publishing: Any = next(kind for kind in ACTIONS.values() if kind.publishes)
+    event = OnEvent(event="finish", actions=(publishing(to="model", adapter=spec.is_adapted),))
+    return evolve(spec, events=(*spec.events, event))
 
 
 def _others(block: type, name: str) -> list[str]:

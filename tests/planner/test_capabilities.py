@@ -37,7 +37,7 @@ def test_a_row_of_a_tracker_is_that_of_one_that_is_on():
 def test_columns_are_the_stacks_axes_and_formats_of_the_schema(rows):
     expected = [
         "alone", "ddp", "deepspeed", "torchft", "tp", "ep", "fsdp", "pp", "cp", "fp64", "bf16", "→fp64", "→bf16",
-        "→fp8",
+        "→fp8", "loader", "export",
     ]  # fmt: skip
     assert all(list(row.cells) == expected for row in rows.values())
 
@@ -49,6 +49,8 @@ def test_cells_are_what_the_rules_say(rows):
     assert rows["parallel.pp.schedule", "zbv"].cells["pp"] == page.YES
     assert rows["parallel.pp.schedule", "zbv"].cells["tp"] == page.IDLE
     assert rows["cluster", "a100"].cells["→fp8"] == "X443" and rows["cluster", "h100"].cells["→fp8"] == page.YES
+    assert rows["parallel.stack", "torchft"].cells["export"] == "X415"
+    assert rows["parallel.stack", "deepspeed"].cells["loader"] == page.YES
     codes = {word for row in rows.values() for cell in row.cells.values() for word in cell.split()}
     for code in codes - {page.YES, page.IDLE}:
         assert code in CODES
