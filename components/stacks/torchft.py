@@ -1,7 +1,7 @@
 """`stack = torchft`: replica groups that may leave and return while the others train, by torchft."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from xtrain.blocks.op_trace import CollectiveCall
 from xtrain.contracts.stacks import PlannedStack
@@ -47,6 +47,20 @@ class TorchftSettings(StackSettings):
         added=True,
         example="5 s",
     )
+    process_group: Literal["gloo", "baby_gloo"] = execution_setting(
+        "process group of torchft between replica groups. gloo: in the rank; baby_gloo: in a process of its own, which "
+        "is ended if an operation hangs, and to which tensors are copied",
+        default="gloo",
+        added=True,
+    )
+    timeout: Quantity = execution_setting(
+        "time to connect this process group, and to receive the next piece of a state",
+        default=Quantity(60, "seconds"),
+        units=("seconds",),
+        check=Range(low=1),
+        added=True,
+        example="60 s",
+    )
 
 
 @STACKS.register()
@@ -69,6 +83,8 @@ class Torchft(PlannedStack):
         "replicas": "gradients are summed in another order",
         "min": "",
         "heartbeat_seconds": "",
+        "process_group": "",
+        "timeout_seconds": "",
     }
 
     def replicas(self, spec: "Spec") -> int:
@@ -87,7 +103,13 @@ class Torchft(PlannedStack):
         )
         does += f"group; a group that dies or sends no heartbeat for {seconds_text(seconds)} leaves, the others "
         does += "continue, and the launcher restarts it"
-        args = {"replicas": own.replicas, "min": own.min, "heartbeat_seconds": seconds}
+        args: dict[str, Any] = {"replicas": own.replicas, "min": own.min, "heartbeat_seconds": seconds}
+        if own.process_group != "gloo":
+            args["process_group"] = own.process_group
+            does += f"; groups exchange through {own.process_group}"
+        if own.timeout != Quantity(60, "seconds"):
+            args["timeout_seconds"] = own.timeout.value
+            does += f"; their process groups connect within {seconds_text(own.timeout.value)}"
         return graph.add(
             "setup", self.node(), does, args=args, axes=resolved.wide("replicate"), after=((last, "model"),)
         )

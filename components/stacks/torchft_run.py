@@ -16,9 +16,10 @@ JOIN_SECONDS: Final = 3600
 TICK_MS: Final = 100
 
 
-def meet(host: str, port: int, replicas: int, min: int, heartbeat_seconds: float) -> tuple[int, Any]:
+def meet(host: str, port: int, min: int, heartbeat_seconds: float, **of_groups: Any) -> tuple[int, Any]:
     """Start a lighthouse. Return its port and an object that keeps it running. host: address by which groups reach this
-    machine; a loopback address admits only this machine. port: 0 for any. replicas: ignored.
+    machine; a loopback address admits only this machine. port: 0 for any. of_groups: arguments of the node that only
+    the groups read.
 
     Raises EnvironmentFault if the package cannot be imported.
     """

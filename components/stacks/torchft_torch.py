@@ -7,8 +7,9 @@ unpickled, and no server listens for it.
 
 import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -32,6 +33,9 @@ from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records
 from xtrain.runtime.observe.stopping import StopRequests
 
+# Word of a spec → class of torchft.
+PROCESS_GROUPS: Final = {"gloo": "ProcessGroupGloo", "baby_gloo": "ProcessGroupBabyGloo"}
+
 
 @op("setup.parallel.torchft", gives="quorum")
 def open_quorum(
@@ -45,8 +49,11 @@ def open_quorum(
     replicas: int,
     min: int,
     heartbeat_seconds: float,
+    process_group: str = "gloo",
+    timeout_seconds: float = CONNECT.total_seconds(),
 ) -> Quorum:
-    """Register this group with the lighthouse. Raises EnvironmentFault if the package is missing."""
+    """Register this group with the lighthouse. timeout_seconds: of the process group between replica groups. Raises
+    EnvironmentFault if the package is missing."""
     assert replicas == replica.count and 1 <= min <= replicas and heartbeat_seconds > 0
     # Its servers would log every operation.
     os.environ.setdefault("RUST_LOG", "error")
@@ -84,7 +91,7 @@ def open_quorum(
         store=store,
         client=client,
         server=server,
-        others=groups.ProcessGroupGloo(timeout=CONNECT),
+        others=getattr(groups, PROCESS_GROUPS[process_group])(timeout=timedelta(seconds=timeout_seconds)),
     )
     agreement.beyond = found.add_up
     return found

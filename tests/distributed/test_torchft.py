@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("torchft")
 
 matrix = pytest.mark.matrix
+OWN_GROUP = ("parallel.torchft.process_group=baby_gloo", "parallel.torchft.timeout=20 s")
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,7 @@ matrix = pytest.mark.matrix
     [pytest.param(2, 1, 1, (), "fp64", id="2"), pytest.param(2, 2, 2, (), "fp64", id="2 of fsdp 2"),
         pytest.param(2, 2, 1, ("parallel.tp=2",), "fp64", id="2 of tp 2", marks=matrix),
         pytest.param(4, 1, 1, (), "fp64", id="4", marks=matrix),
+        pytest.param(2, 1, 1, OWN_GROUP, "fp64", id="2 through a process of their own", marks=matrix),
         pytest.param(2, 1, 1, (), "fp32", id="2 in fp32", marks=matrix)],
 )  # fmt: skip
 def test_it_trains_as_one_process_does(lab: Laboratory, request, replicas, ranks, data_ranks, sets, params):

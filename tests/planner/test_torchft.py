@@ -58,6 +58,11 @@ def test_each_group_has_a_mesh_of_its_own(tmp_path: Path):
     assert plan.node("setup.loader").args["rows"] == 24
     stack = groups_node(plan)
     assert stack is not None and stack.args == {"replicas": 2, "min": 2, "heartbeat_seconds": 5.0}
+    own = plan_of(tmp_path, "parallel { torchft { process_group = baby_gloo, timeout = 20 s } }")
+    assert resumable(plan, own).kind != "incompatible"
+    stack = groups_node(own)
+    assert stack is not None and "baby_gloo" in stack.does
+    assert (stack.args["process_group"], stack.args["timeout_seconds"]) == ("baby_gloo", 20.0)
     assert groups_node(plan_of(tmp_path, stack="ddp")) is None
 
 
