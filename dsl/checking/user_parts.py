@@ -68,7 +68,7 @@ def component_of(declared: "Declared", module: str, digest: str) -> type[UserCom
         component.__doc__ = f"`{block} {declared.name} {{ … }}`: {declared.does or 'of your own'}"
         component.module, component.function, component.digest = module, declared.name, digest
         component.declared, component.filled, component.purpose = declared.options, declared.filled, declared.does
-        component.declaration = declared
+        component.declaration, component.goes_with = declared, declared.goes_with
         if not labelled and declared.part.block:  # else the kind is the same for all
             component.kind = declared.name
         _COMPONENTS[place] = component

@@ -88,6 +88,8 @@ class UserComponent(Component):
     declared: ClassVar[Mapping[str, Any]] = {}
     filled: ClassVar[tuple[str, ...]] = ()
     purpose: ClassVar[str] = ""
+    goes_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Choice of a spec → the kinds that the function works with."""
     declaration: ClassVar[Any] = None
     """The `Declared` read from the source."""
 

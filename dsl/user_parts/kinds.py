@@ -82,6 +82,8 @@ Kind = Literal[
     "family",
     "layer",
 ]
+# Choices of a spec that a part may require, beside its own: blocks whose label is a kind, and the stack.
+GOES_WITH: Final = ("model", "optimizer", "scheduler", "loss", "adapter", "reward", "stack")
 # A parameter of a collator that the run fills: random numbers of the row.
 GENERATOR: Final = "generator"
 # Inputs of a loss per token, each [T]. First parameter: log-probability of the label. Filled by the run: mean of the

@@ -13,6 +13,7 @@ from xtrain.dsl.user_parts.bodies import Definition, FunctionBody, ModuleText
 from xtrain.dsl.user_parts.files import nested_too_deeply, parse_quietly
 from xtrain.dsl.user_parts.kinds import (
     GENERATOR,
+    GOES_WITH,
     MAY_CHANGE,
     NOTHING,
     PART_KINDS,
@@ -32,7 +33,7 @@ class Declared:
 
     parameters: set by a spec; filled: names of parameters that the run fills. options: arguments of the decorator.
     does: first line of its docstring, empty if there is none. weights, states: of a layer. body: of a composed
-    function.
+    function. goes_with: choice of a spec → the kinds that the part works with.
     """
 
     kind: Kind
@@ -45,6 +46,7 @@ class Declared:
     weights: tuple[Weight, ...] = ()
     states: tuple[Weight, ...] = ()
     body: FunctionBody | None = field(default=None, repr=False, eq=False)
+    goes_with: dict[str, tuple[str, ...]] = field(factory=dict)
 
     @property
     def part(self) -> PartKind:
@@ -177,8 +179,8 @@ class _PartReader:
             is_now, wanted = ("a class", "function") if isinstance(node, ast.ClassDef) else ("a function", "class")
             self._wrong(f"`{node.name}` is {is_now}", name, f"`@{kind}` must be above a {wanted}")
             return None
-        options = self._options(node.name, kind, decorator)
-        if options is None:
+        options, goes_with = self._options(node.name, kind, decorator), self._goes_with(decorator)
+        if options is None or goes_with is None:
             return None
         does = (ast.get_docstring(node) or "").strip().split("\n")[0].strip()
         function = self._opened(node, about) if isinstance(node, ast.ClassDef) else node
@@ -195,14 +197,14 @@ class _PartReader:
         if weights is None or states is None or parameters is None or self._wrong_states(name, options, states):
             return None
         if isinstance(node, ast.ClassDef):
-            return Declared(kind, node.name, parameters, (), options, does, name)
+            return Declared(kind, node.name, parameters, (), options, does, name, goes_with=goes_with)
         if self._random_part(node, options.get("takes", "")):
             return None
         placed = [*node.args.posonlyargs, *node.args.args]
         asked = {each.arg for each in (*placed[len(about.inputs) :], *node.args.kwonlyargs)}
         filled = tuple(each for each in fills if each in asked)
         body = FunctionBody(self.module, node) if about.composes else None
-        return Declared(kind, node.name, parameters, filled, options, does, name, weights, states, body)
+        return Declared(kind, node.name, parameters, filled, options, does, name, weights, states, body, goes_with)
 
     def _wrong_states(self, name: Span, options: dict[str, Any], states: tuple[Weight, ...]) -> bool:
         """Return True, with a report, if a layer has states without mixing positions, or the other way round."""
@@ -273,8 +275,9 @@ class _PartReader:
         given: dict[str | None, ast.expr] = {}
         if isinstance(decorator, ast.Call):
             given = dict(zip(known, decorator.args, strict=False))
-            given.update({keyword.arg: keyword.value for keyword in decorator.keywords})
-            strange = [keyword for keyword in decorator.keywords if keyword.arg not in known]
+            keywords = [keyword for keyword in decorator.keywords if keyword.arg != "goes_with"]
+            given.update({keyword.arg: keyword.value for keyword in keywords})
+            strange = [keyword for keyword in keywords if keyword.arg not in known]
             if strange or len(decorator.args) > len(known):
                 listed = " and ".join(f"`{each}`" for each in known)
                 message = f"the arguments of `@{kind}` are {listed}" if known else f"`{kind}` takes no arguments"
@@ -295,6 +298,26 @@ class _PartReader:
         if kind == "collator":
             return self._given_kind(options, given.get("gives"))
         return self._changes(options, place) if kind == "hook" else options
+
+    def _goes_with(self, decorator: ast.expr) -> dict[str, tuple[str, ...]] | None:
+        """Return the kinds that a part works with, by choice; None after reporting a mistake."""
+        keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
+        node = next((keyword.value for keyword in keywords if keyword.arg == "goes_with"), None)
+        if node is None:
+            return {}
+        try:
+            found = {name: names_of(kinds) for name, kinds in ast.literal_eval(node).items()}
+        except (ValueError, TypeError, SyntaxError, AttributeError, MemoryError, RecursionError):
+            found = {"": None}
+        if wrong := next((name for name in found if name not in GOES_WITH), None):
+            hint = did_you_mean(str(wrong), GOES_WITH) or f"choices are {', '.join(GOES_WITH)}"
+            self._wrong(f"there is no choice `{wrong}` that a part can go with", self._span(node), hint)
+            return None
+        if not all(found.values()):
+            message = "`goes_with` is read without running the code, and must list kinds by choice"
+            self._wrong(message, self._span(node), 'write plain strings: `goes_with={"optimizer": ["adamw", "muon"]}`')
+            return None
+        return {name: kinds for name, kinds in found.items() if kinds}
 
     def _changes(self, options: dict[str, Any], span: Span) -> dict[str, Any] | None:
         """Check what a hook changes against its place; without `changes`, nothing."""

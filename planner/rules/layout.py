@@ -313,8 +313,6 @@ def check_stack(spec: Spec, found: Findings) -> None:
     _check_zero_bubble(spec, found)
     _check_sync(spec, found)
     _check_offload(spec, found)
-    _check_bodies(spec, found)
-    _check_loss_hooks(spec, found)
 
 
 @checks("mesh.stack.package", reads="parallel.stack")
@@ -325,36 +323,6 @@ def check_installed(spec: Spec, found: Findings) -> None:
         message = f"stack {stack.kind} needs the package {stack.package}, which is not installed here"
         hint = f"install it with `pip install '{stack.install}'`, or use stack parallel"
         found.fail("mesh.stack.package", "X715", "parallel.stack", message, hint)
-
-
-@checks("mesh.pp.step", reads="step.name parallel.pp.size")
-@checks("mesh.pp.evaluation_step", reads="evaluation_step.name parallel.pp.size")
-def _check_bodies(spec: Spec, found: Findings) -> None:
-    """Check that a user's step is not combined with a pipeline, whose schedule decides when a microbatch passes which
-    stage."""
-    for name, body in (("step", spec.step), ("evaluation_step", spec.evaluation_step)):
-        if body is not None and spec.parallel.pp.size != 1:
-            message = f"{body.function} takes whole microbatches through the model, and pp is {spec.parallel.pp.size}"
-            found.fail(f"mesh.pp.{name}", "X431", f"{name}.name", message, f"use pp 1, or remove `{name}`")
-
-
-@checks("hook.*.place", reads="hook.{} step.name parallel.pp.size")
-def _check_loss_hooks(spec: Spec, found: Findings) -> None:
-    """Check that the built-in loop over microbatches calls the hooks around their loss."""
-    if not spec.hooks:
-        return
-    from xtrain.dsl.user_parts.kinds import AROUND_LOSS
-
-    other = None
-    if spec.parallel.pp.size != 1:
-        other = f"with pp {spec.parallel.pp.size} the schedule of the pipeline computes microbatches", "use pp 1"
-    elif spec.step is not None:
-        other = f"{spec.step.function} computes microbatches itself", f"call it in {spec.step.function}"
-    for hook in spec.hooks.values():
-        if (place := hook.declared.get("place")) in AROUND_LOSS and other is not None:
-            why, hint = other
-            message = f"the hook {hook.name} is called {place}, and {why}"
-            found.fail(f"hook.{hook.name}.place", "X431", f"hook.{hook.name}", message, f"{hint}, or remove the hook")
 
 
 @checks("mesh.stack.*", reads="parallel.stack parallel.{} precision.params precision.compute")

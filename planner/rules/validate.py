@@ -1,7 +1,8 @@
 """All rules on a spec, checked without making a plan, and again once its data is counted."""
 
+from collections.abc import Iterator
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from attrs import evolve
 
@@ -9,7 +10,8 @@ from xtrain.contracts.actions import PlannedLauncher, PlannedTracker
 from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.schema.component import planned
+from xtrain.dsl.schema.blocks import label_of
+from xtrain.dsl.schema.component import UserComponent, planned
 from xtrain.dsl.spec import Origin, Spec
 from xtrain.plan.amounts import build_phases, check_events, check_stops
 from xtrain.plan.architecture import Architecture
@@ -19,7 +21,7 @@ from xtrain.plan.groups import written_optimizers
 from xtrain.plan.learning_rate import check_schedule
 from xtrain.plan.mesh import Layout
 from xtrain.plan.plan import Plan
-from xtrain.planner.data.rules import check_data
+from xtrain.planner.data.rules import actions_of, check_data
 from xtrain.planner.data.training import check_replay
 from xtrain.planner.derive.further_models import check_teacher, read_scorer
 from xtrain.planner.derive.layout import build_layout
@@ -53,6 +55,73 @@ def check_trackers(spec: Spec, found: Findings) -> None:
     """Run each tracker's own check of its settings."""
     for tracker in spec.log.written():
         planned(tracker, PlannedTracker).check(found)
+
+
+@checks("mesh.pp.step", reads="step.name parallel.pp.size")
+@checks("mesh.pp.evaluation_step", reads="evaluation_step.name parallel.pp.size")
+def check_bodies(spec: Spec, found: Findings) -> None:
+    """Check that a user's step is not combined with a pipeline, whose schedule decides when a microbatch passes which
+    stage."""
+    for name, body in (("step", spec.step), ("evaluation_step", spec.evaluation_step)):
+        if body is not None and spec.parallel.pp.size != 1:
+            message = f"{body.function} takes whole microbatches through the model, and pp is {spec.parallel.pp.size}"
+            found.fail(f"mesh.pp.{name}", "X431", f"{name}.name", message, f"use pp 1, or remove `{name}`")
+
+
+@checks("hook.*.place", reads="hook.{} step.name parallel.pp.size")
+def check_loss_hooks(spec: Spec, found: Findings) -> None:
+    """Check that the built-in loop over microbatches calls the hooks around their loss."""
+    if not spec.hooks:
+        return
+    from xtrain.dsl.user_parts.kinds import AROUND_LOSS
+
+    other = None
+    if spec.parallel.pp.size != 1:
+        other = f"with pp {spec.parallel.pp.size} the schedule of the pipeline computes microbatches", "use pp 1"
+    elif spec.step is not None:
+        other = f"{spec.step.function} computes microbatches itself", f"call it in {spec.step.function}"
+    for hook in spec.hooks.values():
+        if (place := hook.declared.get("place")) in AROUND_LOSS and other is not None:
+            why, hint = other
+            message = f"the hook {hook.name} is called {place}, and {why}"
+            found.fail(f"hook.{hook.name}.place", "X431", f"hook.{hook.name}", message, f"{hint}, or remove the hook")
+
+
+@checks(
+    "own.goes_with",
+    reads="model.* optimizer.* scheduler.* loss.* adapter adapter.* reward reward.* parallel.stack hook hook.* step.* "
+    "evaluation_step.* train.* epoch.* dataset dataset.* collate every.*.actions on.*.actions log.*",
+)
+def check_goes_with(spec: Spec, found: Findings) -> None:
+    """Check that parts of the user stand next to the kinds that they declare."""
+    for path, part in _own_parts(spec):
+        for choice, kinds in part.goes_with.items():
+            chosen = spec.parallel.stack if choice == "stack" else _chosen(getattr(spec, choice))
+            if chosen not in kinds:
+                message = f"{part.function} goes with {choice} {' or '.join(kinds)}, and this spec has {chosen}"
+                hint = f"choose {choice} {' or '.join(kinds)}, or another function"
+                found.fail("own.goes_with", "X450", path, message, hint)
+
+
+def _own_parts(spec: Spec) -> Iterator[tuple[str, UserComponent]]:
+    """Yield the parts of the user with the paths at which the spec names them."""
+    blocks = ("model", "optimizer", "scheduler", "loss", "reward", "step", "evaluation_step", "train", "epoch")
+    named: list[tuple[str, Any]] = [(f"{name}.{_label(getattr(spec, name))}", getattr(spec, name)) for name in blocks]
+    named += [(f"hook.{name}", hook) for name, hook in spec.hooks.items()]
+    named += [(f"dataset.{name}.source", dataset.source) for name, dataset in spec.datasets.items()]
+    named += [("collate", link) for link in spec.collate]
+    named += [("log", tracker) for tracker in spec.log.trackers()]
+    named += actions_of(spec)
+    yield from ((path, part) for path, part in named if isinstance(part, UserComponent))
+
+
+def _label(block: Any) -> str:
+    label = None if block is None else label_of(type(block))
+    return "kind" if label is None else label.name
+
+
+def _chosen(block: Any) -> str:
+    return "none" if block is None else str(getattr(block, _label(block)))
 
 
 @checks("optimizer.*", reads=_UPDATES)
@@ -108,6 +177,9 @@ def validate(spec: Spec, world: int | None, found: Findings, counted: Counts | N
     check_base(spec, arch, layout, found)
     check_fp8(spec, arch, layout, found)
     check_stack(spec, found)
+    check_bodies(spec, found)
+    check_loss_hooks(spec, found)
+    check_goes_with(spec, found)
     check_modules(spec, arch, layout, batch, found)
     check_code(spec, arch, layout, found)
     check_optimizer(spec, arch, layout, found)

@@ -4,7 +4,7 @@ A decorator returns the function unchanged, with a mark that `use "parts.py"` re
 nor numpy, so that a file of sources stays light.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Final, Literal, Protocol, TypeVar, overload
 
@@ -26,18 +26,23 @@ class Mark:
     options: dict[str, Any] = field(factory=dict)
 
 
+# Choice of a spec → the kinds that a part works with: `{"optimizer": ["adamw", "muon"], "stack": "parallel"}`. Choices
+# are `model`, `optimizer`, `scheduler`, `loss`, `adapter`, `reward` and `stack`. Planning reads and checks them.
+GoesWith = Mapping[str, str | Sequence[str]] | None
+
+
 class _Decorator(Protocol):
     @overload
     def __call__(self, function: F, /) -> F: ...
     @overload
-    def __call__(self) -> Callable[[F], F]: ...
+    def __call__(self, *, goes_with: GoesWith = None) -> Callable[[F], F]: ...
 
 
 def _bare_or_called(register: Callable[[F], F]) -> _Decorator:
-    """Let a decorator without arguments be written with and without parentheses."""
+    """Let a decorator without arguments of its own be written with and without parentheses."""
 
     @wraps(register)
-    def decorate(function: Any = None, /) -> Any:
+    def decorate(function: Any = None, /, *, goes_with: GoesWith = None) -> Any:
         return register if function is None else register(function)
 
     return decorate
@@ -53,7 +58,7 @@ def source(function: F) -> F:
     return _marker(Mark("source"))(function)
 
 
-def collator(takes: str, gives: str | None = None) -> Callable[[F], F]:
+def collator(takes: str, gives: str | None = None, *, goes_with: GoesWith = None) -> Callable[[F], F]:
     """Register a function as a link of the collate chain: `collate = to_tensor -> flatten -> name(…) -> …`.
 
     takes, gives: kinds of value, as `labelled samples`; without `gives` the function returns the kind it takes. The
@@ -73,9 +78,16 @@ def collator(takes: str, gives: str | None = None) -> Callable[[F], F]:
 @overload
 def loss(function: F) -> F: ...
 @overload
-def loss(*, unit: Unit = "token", columns: Sequence[str] = (), values: Sequence[str] = ()) -> Callable[[F], F]: ...
 def loss(
-    function: F | None = None, *, unit: Unit = "token", columns: Sequence[str] = (), values: Sequence[str] = ()
+    *, unit: Unit = "token", columns: Sequence[str] = (), values: Sequence[str] = (), goes_with: GoesWith = None
+) -> Callable[[F], F]: ...
+def loss(
+    function: F | None = None,
+    *,
+    unit: Unit = "token",
+    columns: Sequence[str] = (),
+    values: Sequence[str] = (),
+    goes_with: GoesWith = None,
 ) -> F | Callable[[F], F]:
     """Register a function as the loss to minimize: `loss name { … }`.
 
@@ -114,7 +126,9 @@ def reward(function: F) -> F:
     return _marker(Mark("reward"))(function)
 
 
-def optimizer(state: Sequence[str] = (), scalars: Sequence[str] = ()) -> Callable[[F], F]:
+def optimizer(
+    state: Sequence[str] = (), scalars: Sequence[str] = (), *, goes_with: GoesWith = None
+) -> Callable[[F], F]:
     """Register a function as an optimizer: `optimizer name { lr = 3e-4, … }`.
 
     Its first parameter gets groups of parameters, as `torch.optim` does: dicts with `params`, `lr` and `weight_decay`.
@@ -144,7 +158,9 @@ def schedule(function: F) -> F:
     return _marker(Mark("schedule"))(function)
 
 
-def hook(place: Place, changes: Literal["nothing", "gradients", "parameters"] = "nothing") -> Callable[[F], F]:
+def hook(
+    place: Place, changes: Literal["nothing", "gradients", "parameters"] = "nothing", *, goes_with: GoesWith = None
+) -> Callable[[F], F]:
     """Register a function as a hook, called at a place of the run: `hook name { … }`.
 
     Its first parameter gets an `xtrain.RunContext`; the others are settings. It is called on all ranks, after the hooks
@@ -242,8 +258,10 @@ def family(function: F) -> F:
 @overload
 def layer(function: Callable[..., Any]) -> Callable[..., Any]: ...
 @overload
-def layer(*, mixes: Literal["causal"] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
-def layer(function: Any = None, *, mixes: Literal["causal"] | None = None) -> Any:
+def layer(
+    *, mixes: Literal["causal"] | None = None, goes_with: GoesWith = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+def layer(function: Any = None, *, mixes: Literal["causal"] | None = None, goes_with: GoesWith = None) -> Any:
     """Register a function as a layer, which a function with `@family` calls with a name and its settings.
 
     Its first parameter gets activations [B, S, D] and the function returns activations of the same shape; each position
