@@ -82,7 +82,7 @@ Kind = Literal[
     "family",
     "layer",
 ]
-# Choices of a spec that a part may require, beside its own: blocks whose label is a kind, and the stack.
+# Choices of a spec that a part may require in addition to its own: blocks whose label is a kind, and the stack.
 GOES_WITH: Final = ("model", "optimizer", "scheduler", "loss", "adapter", "reward", "stack")
 # A parameter of a collator that the run fills: random numbers of the row.
 GENERATOR: Final = "generator"
