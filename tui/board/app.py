@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from textual.theme import Theme
 from textual.widgets import ContentSwitcher
 
 from xtrain.records.names import ControlState, ControlWord
+from xtrain.regular_files import read_regular
 from xtrain.text.units import printable
 from xtrain.tui.board import reading as fault
 from xtrain.tui.board.actions import (
@@ -87,12 +89,24 @@ CONTRAST = Theme(
     text_alpha=1.0,
 )
 THEMES = (DARK, LIGHT, CONTRAST)
+MOST_THEME_BYTES = 64
 
 
 def after(name: str) -> str:
     """Return the name of the theme that follows `name`."""
     names = [theme.name for theme in THEMES]
     return names[(names.index(name) + 1) % len(names)] if name in names else names[0]
+
+
+def first_theme(file: Path) -> str:
+    """Return the theme that a file remembers; without one, the theme for the terminal's ground, as far as its
+    environment tells (COLORFGBG)."""
+    with suppress(OSError, UnicodeDecodeError):
+        remembered = read_regular(file, MOST_THEME_BYTES).decode().strip()
+        if remembered in [theme.name for theme in THEMES]:
+            return remembered
+    ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
+    return LIGHT.name if ground in ("7", "15") else DARK.name
 
 
 _SIGNS = {
@@ -142,8 +156,9 @@ class BoardApp(App[int]):
 
     compared: further runs, for the Compare screen. first: name of the screen that is shown first. launcher: process
     that started the run and this dashboard; with it, leaving asks what to do with the run. no_color: use only the
-    terminal's own two colors. `board` is the board that panes were given last; while the view is frozen, newer boards
-    are read and not shown.
+    terminal's own two colors. theme_file: file that remembers the theme; without it, the theme is dark.
+
+    `board` is the board that panes were given last; while the view is frozen, newer boards are read and not shown.
     """
 
     TITLE = "xtrain"
@@ -188,6 +203,7 @@ class BoardApp(App[int]):
         first: str = "",
         launcher: int | None = None,
         no_color: bool = False,
+        theme_file: Path | None = None,
     ) -> None:
         super().__init__(ansi_color=True if no_color else None)
         self.directory = directory
@@ -215,7 +231,8 @@ class BoardApp(App[int]):
         self._reading = BackgroundReader(directory, lambda: self.post_message(Polled()))
         for theme in THEMES:
             self.register_theme(theme)
-        self.theme = THEMES[0].name
+        self._theme_file = theme_file
+        self.theme = first_theme(theme_file) if theme_file else THEMES[0].name
 
     def get_default_screen(self) -> Screen:
         return BoardScreen(id="_default")
@@ -380,8 +397,12 @@ class BoardApp(App[int]):
         self.draw(anew=True)
 
     def action_theme(self) -> None:
-        """Switch to the next theme."""
+        """Switch to the next theme, and remember it."""
         self.theme = after(self.theme)
+        if self._theme_file is not None:
+            with suppress(OSError):  # a home directory that is read-only keeps no theme
+                self._theme_file.parent.mkdir(parents=True, exist_ok=True)
+                self._theme_file.write_text(self.theme, encoding="utf-8")
 
     def action_help(self) -> None:
         """Show all keys, those of this screen first."""

@@ -19,6 +19,7 @@ LEAVE_SECONDS = 2.0
 LOOK_SECONDS = 0.5
 # Training on the same cores comes first.
 NICENESS = 10
+THEME_FILE = "theme"
 
 
 class AttachedApp(BoardApp):
@@ -69,7 +70,13 @@ def open_board(directory: Path, *, compared: Sequence[Path] = (), first: str = "
     threading.excepthook = partial(_thread_has_failed, terminal)
     no_color = bool(os.environ.get("NO_COLOR"))
     app = AttachedApp(
-        directory, compared=compared, first=first, launcher=launcher, no_color=no_color, terminal=terminal
+        directory,
+        compared=compared,
+        first=first,
+        launcher=launcher,
+        no_color=no_color,
+        theme_file=fault.state_folder() / THEME_FILE,
+        terminal=terminal,
     )
     code = app.run()
     if app.return_code:

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 MOST_BYTES = 1 << 20
 
 
-def log_path() -> Path:
-    """Return the path of the fault file in the user's state folder (XDG base directories)."""
+def state_folder() -> Path:
+    """Return xtrain's folder in the user's state folder (XDG base directories)."""
     state = os.environ.get("XDG_STATE_HOME")
-    home = Path(state) if state else Path("~/.local/state").expanduser()
-    return home / "xtrain" / "dashboard.log"
+    return (Path(state) if state else Path("~/.local/state").expanduser()) / "xtrain"
+
+
+def log_path() -> Path:
+    """Return the path of the fault file."""
+    return state_folder() / "dashboard.log"
 
 
 def write(error: BaseException) -> Path | None:

@@ -12,7 +12,8 @@ from aiohttp import web
 from textual_serve.server import Server
 
 from xtrain.tui.board.app import BoardApp
-from xtrain.tui.board.opening import NICENESS
+from xtrain.tui.board.opening import NICENESS, THEME_FILE
+from xtrain.tui.board.reading import state_folder
 
 # The page and its connection come from this server, and nothing else is loaded.
 _POLICY = "default-src 'self' 'unsafe-inline' data:; connect-src 'self' ws: wss:; frame-ancestors 'none'"
@@ -83,4 +84,5 @@ def serve_board(
 if __name__ == "__main__":  # as the server starts it, with Textual's driver for browsers
     os.nice(NICENESS)
     first, shown, *others = sys.argv[1:]
-    sys.exit(BoardApp(Path(shown), compared=[Path(path) for path in others], first=first).run() or 0)
+    compared = [Path(path) for path in others]
+    sys.exit(BoardApp(Path(shown), compared=compared, first=first, theme_file=state_folder() / THEME_FILE).run() or 0)

@@ -10,7 +10,7 @@ from textual.widgets import Input
 
 from xtrain.tui.board import app as application
 from xtrain.tui.board.actions import Answer, Question
-from xtrain.tui.board.app import BoardApp
+from xtrain.tui.board.app import BoardApp, first_theme
 from xtrain.tui.board.help import HelpScreen
 
 
@@ -110,6 +110,28 @@ def test_a_frozen_view_stands_still_while_the_run_goes_on(live):
             await until(pilot, lambda: "step 50/400" in rows(app)[0])
             await pilot.press("space")
             await until(pilot, lambda: app.board.run.step == 50 and "frozen" not in rows(app)[0])
+
+    played(play())
+
+
+@pytest.mark.parametrize(("content", "ground", "theme"), [
+    (None, "", "dark"), (None, "15;0", "dark"), (None, "0;15", "light"), (None, "0;default;7", "light"),
+    ("light", "15;0", "light"), ("contrast\n", "", "contrast"), ("nonsense", "0;15", "light"), ("x" * 99, "", "dark"),
+])  # fmt: skip
+def test_the_first_theme_is_the_remembered_one_or_follows_the_terminal(tmp_path, monkeypatch, content, ground, theme):
+    monkeypatch.setenv("COLORFGBG", ground)
+    if content is not None:
+        (tmp_path / "theme").write_text(content)
+    assert first_theme(tmp_path / "theme") == theme
+
+
+def test_a_theme_is_remembered(ended, tmp_path):
+    async def play():
+        async with opened(ended, theme_file=tmp_path / "state" / "theme") as (app, pilot):
+            assert app.theme == "dark"
+            await pilot.press("t")
+        async with opened(ended, theme_file=tmp_path / "state" / "theme") as (app, _):
+            assert app.theme == "light"
 
     played(play())
 
