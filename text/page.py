@@ -5,6 +5,7 @@ from textwrap import wrap
 from typing import Final
 
 from xtrain.lazy_attrs import frozen
+from xtrain.text.printing import WHOLE
 from xtrain.text.units import WIDTH
 
 LONGEST = 119  # lines of a page by default
@@ -87,7 +88,8 @@ class Page:
         count = len(rows[0])
         align = align.ljust(count, "<")
         widths = [max(len(row[column]) for row in rows) for column in range(count)]
-        widths[-1] = min(widths[-1], max(WIDTH - 2 - sum(widths[:-1]) - 2 * (count - 1), 7))
+        if not WHOLE.get():
+            widths[-1] = min(widths[-1], max(WIDTH - 2 - sum(widths[:-1]) - 2 * (count - 1), 7))
         for row in rows:
             cells = []
             for column, cell in enumerate(row):
@@ -98,13 +100,13 @@ class Page:
 
 
 def shorten(text: str, width: int) -> str:
-    """Return `text` in at most `width` columns, cut at the end of a word."""
-    if len(text) <= width:
+    """Return `text` in at most `width` columns, cut at the end of a word; whole if WHOLE is set."""
+    if len(text) <= width or WHOLE.get():
         return text
     cut = text[: max(width - 1, 0)]
     return (cut.rpartition(" ")[0].rstrip(" ,;:·") or cut) + "…"
 
 
 def clip(text: str, width: int) -> str:
-    """Return `text` in at most `width` columns."""
-    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+    """Return `text` in at most `width` columns; whole if WHOLE is set."""
+    return text if len(text) <= width or WHOLE.get() else text[: max(width - 1, 0)] + "…"

@@ -10,8 +10,11 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextvars import ContextVar
 from typing import Any, Final, TextIO, cast
 
+# True while a command writes to a file or a pipe, where pages cut no line.
+WHOLE: Final[ContextVar[bool]] = ContextVar("whole", default=False)
 # Colors printed by commands, which can hide or move nothing; and all control characters.
 _OBEYED: Final = re.compile(
     r"(\x1b\[(?:0|[12](?:;3[1-7])?|3[1-7])?m)"
@@ -43,12 +46,16 @@ class SafeOutput:
 
 @contextmanager
 def safe_output() -> Iterator[None]:
-    """Make standard output and standard error safe during a command."""
-    with (
-        redirect_stdout(cast(TextIO, SafeOutput(sys.stdout))),
-        redirect_stderr(cast(TextIO, SafeOutput(sys.stderr))),
-    ):
-        yield
+    """Make standard output and standard error safe during a command, and cut no line of a page without a terminal."""
+    whole = WHOLE.set(not sys.stdout.isatty())
+    try:
+        with (
+            redirect_stdout(cast(TextIO, SafeOutput(sys.stdout))),
+            redirect_stderr(cast(TextIO, SafeOutput(sys.stderr))),
+        ):
+            yield
+    finally:
+        WHOLE.reset(whole)
 
 
 def drawn_on(stream: TextIO, ui: str = "console") -> TextIO:

@@ -28,6 +28,7 @@ from xtrain.planner.review.costs import show_communication, show_compute, show_m
 from xtrain.planner.review.mesh import show_mesh, show_order, show_stages, show_step
 from xtrain.planner.review.training import show_data, show_phases, show_training
 from xtrain.text.page import DETAILS, FULL, LONGEST, Detail, Page, clip
+from xtrain.text.printing import WHOLE
 from xtrain.text.units import (
     WIDTH,
     amount_in_epochs,
@@ -326,6 +327,11 @@ def show_footer(page: Page, plan: Plan, detail: Detail) -> None:
     verdicts = _verdicts(plan, ("pass", "warn", "unknown", "fail"))
     summary = f"{plural(len(plan.nodes), 'node')}, {plural(len(plan.checks), 'check')} ({verdicts})"
     page.line(f"Plan {plan.id}: {summary}, checkpoint {bytes_text(plan.estimates.checkpoint_bytes)}", "bold")
+    if not plan.serves:
+        room = headroom(plan)
+        run = f" · run {_run_text(plan).partition(' · ')[0]}" if plan.estimates.times is not None else ""
+        verdict = f"memory {room.verdict}: {room.text.partition(' (')[0].partition(';')[0]}{run}"
+        page.line(clip(verdict, WIDTH), VERDICT_STYLES[room.verdict])
     if not detail.full:
         page.line("more: --full, --part memory, --rank N, --show NODE, --why SETTING; keep it: --out plan.json", "dim")
 
@@ -380,7 +386,7 @@ def render(plan: Plan, *, color: bool = False, full: bool = False, parts: Sequen
     def fits(detail: Detail) -> bool:
         return page(detail).height <= LONGEST
 
-    first = 0 if fits(DETAILS[0]) else bisect_left(DETAILS, True, lo=1, key=fits)
+    first = 0 if WHOLE.get() or fits(DETAILS[0]) else bisect_left(DETAILS, True, lo=1, key=fits)
     return str(page(DETAILS[min(first, len(DETAILS) - 1)]))
 
 

@@ -25,10 +25,12 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def diff(capsys):
-    """Runs the verb: (exit status, what it printed, what it said on stderr)."""
+def diff(capsys, monkeypatch):
+    """Runs the verb on a terminal without colors: (exit status, what it printed, what it said on stderr)."""
+    monkeypatch.setenv("NO_COLOR", "1")
 
     def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
         status = main(["diff", *arguments])
         out, err = capsys.readouterr()
         assert max(map(len, out.splitlines()), default=0) <= 100 or "--json" in arguments

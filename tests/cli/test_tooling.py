@@ -342,3 +342,13 @@ def test_a_path_that_cannot_be_looked_at_is_named(call, verb):
     name = "x" * 300
     status, _, said = call(*verb, name)
     assert status == 2 and name in said and "File name too long" in said
+
+
+def test_a_plan_in_a_pipe_has_no_cut_line(call, tmp_path):
+    """And repeats at its end whether the run fits and how long it takes."""
+    spec = str(ROOT / "specs" / "llama_405b_16k.xtrain")
+    status, out, _ = call("plan", spec)
+    *_, summary, verdict, more = out.splitlines()
+    assert status == 0 and "…" not in out and max(map(len, out.splitlines())) > 100
+    assert summary.startswith("Plan ") and more.startswith("more: ")
+    assert verdict.startswith("memory fits: ") and verdict.endswith(" · run 13.6 d")
