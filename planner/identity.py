@@ -127,8 +127,8 @@ def _task(task: AdapterTask) -> dict[str, Any]:
 
 def _rollout(spec: Spec) -> dict[str, Any]:
     """Return how completions are sampled and scored."""
-    assert spec.rollout is not None and spec.reward is not None
-    return {**experiment_settings(spec.rollout), "reward": _json(spec.reward)}
+    assert spec.rollout is not None
+    return {**experiment_settings(spec.rollout), **({} if spec.reward is None else {"reward": _json(spec.reward)})}
 
 
 def _changing_hooks(spec: Spec) -> list[Any]:

@@ -37,6 +37,14 @@ def test_answers_get_right_more_often(tmp_path: Path):
     assert after > 0.7 and after - before > 0.15
 
 
+@pytest.mark.slow
+def test_a_teacher_of_its_own_samples_gets_them_right(tmp_path: Path):
+    for name in ("grpo_begin_cpu", "opd/opd_teacher_cpu"):
+        run(tmp_path, SPECS / f"{name}.xtrain")
+    rewards = [record["reward"] for record in run(tmp_path, SPECS / "opd" / "opd_cpu.xtrain")]
+    assert mean(rewards[:6]) < 0.7 and mean(rewards[-6:]) > 0.85
+
+
 SPEC = """
 use "sampled.py"
 experiment killed { seed = 5, budget = 8 steps }

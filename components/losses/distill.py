@@ -97,7 +97,7 @@ class Distill(Loss):
 
     @property
     def learns_from(self) -> Teacher:
-        return Teacher(self.teacher, self.top, self.temperature, self.live)
+        return Teacher(self.teacher, self.top, self.temperature, self.live, self.mix > 0)
 
     def idle(self) -> Iterator[tuple[str, str]]:
         if self.live:

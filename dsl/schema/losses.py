@@ -73,12 +73,14 @@ class WideColumn:
 @frozen
 class Teacher:
     """A model to distill from: its outputs stored by `xtrain data teach`, or computed live for each microbatch. folder:
-    folder of the model. top: stored log-probabilities per distribution. temperature: divides the teacher's logits."""
+    folder of the model. top: stored log-probabilities per distribution. temperature: divides the teacher's logits.
+    labels: part of the loss is the cross-entropy of labels."""
 
     folder: str
     top: int
     temperature: float
     live: bool = False
+    labels: bool = False
 
 
 @LOSSES.base

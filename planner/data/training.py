@@ -9,7 +9,7 @@ from xtrain.dsl.diagnostics.suggest import did_you_mean, renamed
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data import Dataset, Phase, Weight
 from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, PACKINGS, RowLink, row_link, usual_chain
-from xtrain.dsl.schema.losses import ADAPTER_OFF, ADVANTAGES, INITIAL, LOSSES, OLD, REF, WEIGHTS, Loss
+from xtrain.dsl.schema.losses import ADAPTER_OFF, ADVANTAGES, INITIAL, LOSSES, OLD, REF, WEIGHTS, Loss, Teacher
 from xtrain.dsl.schema.policy import MADE, PolicyLoss, Rollout
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.spec import Spec
@@ -341,9 +341,16 @@ def check_replay(spec: Spec, arch: Architecture, found: Findings) -> None:
 
 
 def _own(spec: Spec, rollout: Rollout) -> Iterator[RolloutProblem]:
-    if spec.reward is None:
+    compares = ADVANTAGES in spec.loss.columns
+    if spec.reward is None and compares:
         yield "reward", "rollout", "nothing says how good a completion is", "add `reward exact_answer { }`"
-    if rollout.group == 1:
+    if spec.reward is None and any(
+        action.asks() for trigger in (*spec.ticks, *spec.events) for action in trigger.actions
+    ):
+        yield "answers", "rollout", "a `reward` scores the `answers` of an evaluation", "add `reward exact_answer { }`"
+    if spec.reward is None and rollout.scale_rewards != Rollout().scale_rewards:
+        yield "scale", "rollout.scale_rewards", "there are no rewards to scale", "remove it, or add a `reward`"
+    if rollout.group == 1 and compares:
         message = "a single completion has nothing to be compared with: its advantage would be 0"
         yield "group", "rollout.group", message, "write `group = 8`"
     # A prompt has at least one token; the last token of a completion takes no position.
@@ -359,6 +366,9 @@ def _own(spec: Spec, rollout: Rollout) -> Iterator[RolloutProblem]:
 def _loss(spec: Spec) -> Iterator[RolloutProblem]:
     loss = spec.loss
     made = " and ".join(f"`{each}`" for each in MADE)
+    if loss.learns_from is not None:
+        yield from _distillation(spec, loss.learns_from)
+        return
     if ADVANTAGES not in loss.columns:
         message = f"the loss {loss.kind} does not read `{ADVANTAGES}`, and a rollout makes {made}"
         yield "loss", "loss.kind", message, "write `loss grpo { }`"
@@ -383,6 +393,19 @@ def _loss(spec: Spec) -> Iterator[RolloutProblem]:
     for name in (each for each in loss.columns if each not in (*MADE, REF)):
         message = f"the loss {loss.kind} reads `{name}`, and a rollout makes {made}"
         yield f"loss.{name}", "loss.kind", message, "choose a loss without it"
+
+
+def _distillation(spec: Spec, teacher: Teacher) -> Iterator[RolloutProblem]:
+    """Yield problems of a loss that compares the completions' distributions with a teacher's."""
+    if not teacher.live:
+        message = f"nothing that {teacher.folder} holds probable is stored for completions that the run samples itself"
+        yield "loss", "loss.live", message, "write `live = true`"
+    if teacher.labels:
+        message = "its labels are samples of the model itself, whose cross-entropy teaches it nothing"
+        yield "loss.mix", "loss.mix", message, "remove it"
+    for name in (each for each in ("steps", "updates") if getattr(spec.rollout, each) > 1):
+        message = "a divergence is taken of what the current model samples, not of completions sampled earlier"
+        yield name, f"rollout.{name}", message, f"write `{name} = 1`"
 
 
 def _around(spec: Spec) -> Iterator[RolloutProblem]:

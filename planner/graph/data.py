@@ -123,6 +123,9 @@ def add_prompts(graph: Builder, resolved: Resolved, loader: str) -> None:
 _SAMPLED: Final = "completions are sampled by it from here on"
 
 
+_MASKED: Final = learns("rollout.mask_truncated", "the loss of completions uses it from here on")
+
+
 def _reward_rules(args: Mapping[str, Any]) -> Rules:
     return component_rules(REWARDS, args, "completions are scored by it from here on")
 
@@ -145,10 +148,11 @@ def _reward_rules(args: Mapping[str, Any]) -> Rules:
 @resumes(
     "rollout.advantages",
     scale=learns("rollout.scale_rewards", "advantages are computed by it from here on"),
-    mask_truncated=learns("rollout.mask_truncated", "the loss of completions uses it from here on"),
+    mask_truncated=_MASKED,
 )
 @resumes("rollout.reference")
-def before_step(resolved: Resolved, rollout: Rollout, reward: Reward) -> list[RolloutStep]:
+@resumes("rollout.rows", mask_truncated=_MASKED)
+def before_step(resolved: Resolved, rollout: Rollout, reward: Reward | None) -> list[RolloutStep]:
     """Return the nodes that sample, score and form rows before ranks agree on the step."""
     args: dict[str, Any] = {
         "group": rollout.group,
@@ -178,20 +182,23 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward) -> list[Ro
     does += f"{cache}; at most {flops_text(share)} a rank"
     if (seconds := sampling_seconds(resolved, rollout)) is not None:
         does += f", about {seconds_text(seconds)} at full length"
-    by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
-    made = f"advantages: reward minus the mean of its group{by}; the completions of a prompt form a row"
+    made = "the completions of a prompt form a row"
     masks = {"mask_truncated": True} if rollout.mask_truncated else {}
     made += "; truncated completions are not trained on" if masks else ""
-    scored, scorer = reward.does(), scorer_of(resolved)
-    if scorer is not None:
-        scored += (
-            f"; a reward-model forward of at most {flops_text(scorer.flops / resolved.layout.mesh.data_ranks)} a rank"
-        )
-    nodes = [
-        RolloutStep("rollout.generate", does, args, everyone),
-        RolloutStep("rollout.score", scored, {"kind": reward.kind, **reward.args()}, rows),
-        RolloutStep("rollout.advantages", made, {"scale": rollout.scale_rewards, **masks}, everyone),
-    ]
+    nodes = [RolloutStep("rollout.generate", does, args, everyone)]
+    if reward is None:
+        nodes.append(RolloutStep("rollout.rows", made, masks, everyone))
+    else:
+        by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
+        made = f"advantages: reward minus the mean of its group{by}; {made}"
+        scored, scorer = reward.does(), scorer_of(resolved)
+        if scorer is not None:
+            share = flops_text(scorer.flops / resolved.layout.mesh.data_ranks)
+            scored += f"; a reward-model forward of at most {share} a rank"
+        nodes += [
+            RolloutStep("rollout.score", scored, {"kind": reward.kind, **reward.args()}, rows),
+            RolloutStep("rollout.advantages", made, {"scale": rollout.scale_rewards, **masks}, everyone),
+        ]
     if resolved.spec.loss.computed:
         share = flops_text(forward * resolved.batch.tokens_per_step / world)
         does = f"log-probabilities of completions under the reference: a forward, {share} a rank"

@@ -8,6 +8,7 @@ from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.actions import FAILURE, action_of
 from xtrain.dsl.schema.component import planned_class
 from xtrain.dsl.schema.data import BIAS_SPEED, ROUTER
+from xtrain.dsl.schema.losses import OLD
 from xtrain.dsl.schema.run import Hook
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.user_parts.kinds import AROUND, IN_STEP, NOTHING, PLACES, Place
@@ -147,11 +148,11 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
         does = f"send the lengths of documents{named} from pp {readers[0]} to the stages that read no rows"
         args = {"source": readers[0], **({"numbers": list(numbers)} if numbers else {})}
         then("step.share_outline", does, args, ("pp",))
-    if spec.rollout is not None and spec.reward is not None:
+    if spec.rollout is not None:
         for node in before_step(resolved, spec.rollout, spec.reward):
             then(node.op, node.does, node.args, node.axes)
         graph.edges.append(Edge(before=PROMPTS, after="rollout.generate", data="prompts"))
-        if spec.reward.model_folder is not None:
+        if spec.reward is not None and spec.reward.model_folder is not None:
             graph.edges.append(Edge(before=SCORER, after="rollout.score", data="scorer"))
         if spec.loss.computed:
             graph.edges.append(Edge(before=KEPT, after="rollout.reference", data="weights of the reference"))
@@ -207,14 +208,15 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
         does += ", gradients summed over ranks after each"
     if resolved.teacher is not None and spec.loss.learns_from is not None:
         does += f"; before the head of each microbatch, a forward of {spec.loss.learns_from.folder}"
-    if spec.rollout is not None:
+    compares = spec.rollout is not None and OLD in spec.loss.columns
+    if compares:
         args["each"] = True
         does += "; the cross-entropy of each token is kept"
     if spec.step is not None:
         op, args = "step.body", {**args, "user": spec.step.call()}
         does = f"{spec.step.function} of {spec.step.module}, instead of: {does}"
     then(op, f"{does}; {flops_text(share)} a rank", args, everyone, "step.forward_backward")
-    if spec.rollout is not None:
+    if compares:
         node = behind_forward(resolved)
         then(node.op, node.does, node.args, node.axes)
     _add_syncs(resolved, then)

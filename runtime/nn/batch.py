@@ -3,7 +3,7 @@
 A microbatch has the places of its documents, and a key-value cache where texts are generated.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, Protocol
 
@@ -12,6 +12,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
 
+from xtrain.dsl.schema.losses import ADVANTAGES, OLD
 from xtrain.dsl.schema.policy import EXPERTS
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX, DocumentSums, Microbatch, Units
 from xtrain.runtime.feed.packing.stored_rows import RawRow
@@ -268,7 +269,8 @@ class Completion:
 
 @define(eq=False)
 class SampledGroup:
-    """The completions of a prompt. rewards, advantages: float64 [G], once they are known."""
+    """The completions of a prompt. rewards, advantages: float64 [G], once they are known; empty
+    without a reward."""
 
     prompt: Prompt
     completions: Sequence[Completion]
@@ -282,15 +284,16 @@ class SampledGroup:
 
         experts = [completion.experts for completion in self.completions if completion.experts is not None]
 
-        def column(numbers: Sequence[Sequence[float]]) -> list[np.ndarray]:
+        def column(numbers: Iterable[Sequence[float]]) -> list[np.ndarray]:
             return [np.concatenate((np.zeros(head), values)).astype(np.float32) for values in numbers]
 
+        advantages = ([a] * size for a, size in zip(self.advantages, sizes, strict=True))
         return RawRow(
             segments=[np.concatenate((self.prompt.ids, completion.tokens)) for completion in self.completions],
             trained=[np.repeat(np.array([0, on], np.uint8), (head, n)) for on, n in zip(learned, sizes, strict=True)],
             columns={
-                "logprobs": column([completion.logprobs for completion in self.completions]),
-                "advantages": column([[a] * size for a, size in zip(self.advantages, sizes, strict=True)]),
+                OLD: column([completion.logprobs for completion in self.completions]),
+                **({ADVANTAGES: column(advantages)} if len(self.advantages) else {}),
                 **({EXPERTS: experts} if len(experts) == len(sizes) else {}),
             },
             values={name: [value] * len(sizes) for name, value in self.prompt.values.items()},

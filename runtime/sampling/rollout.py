@@ -279,46 +279,59 @@ def advantages(
 
     mask_truncated: exclude completions that were cut.
     """
-    counts = RowRanks.of(rank, meshes).is_first
-    sampled = plan.node("rollout.generate").args
-    leaves_out = "top_k" in sampled or sampled["top_p"] < 1
+    form_rows = rows(feed, rank, meshes, plan, mask_truncated)
 
     def set_advantages(step: Step) -> None:
         for microbatch in step.groups:
             for group in microbatch:
                 group.advantages = advantages_of(group.rewards, scale)
+        form_rows(step)
+
+    return set_advantages
+
+
+@op("rollout.rows")
+def rows(feed: Feed, rank: Rank, meshes: Meshes, plan: Plan, mask_truncated: bool = False) -> StepCall:
+    """Make the rows that the step trains on, and measure the completions.
+
+    mask_truncated: exclude completions that were cut.
+    """
+    counts = RowRanks.of(rank, meshes).is_first
+    sampled = plan.node("rollout.generate").args
+    leaves_out = "top_k" in sampled or sampled["top_p"] < 1
+
+    def form_rows(step: Step) -> None:
         rows = ([group.row(mask_truncated=mask_truncated) for group in microbatch] for microbatch in step.groups)
         step.microbatches = feed.collate.of_step(rows)
-        sums = torch.tensor(summed(step.groups) if counts else [0.0] * 8, dtype=torch.float64, device=rank.device)
+        sums = torch.tensor(summed(step.groups) if counts else [0.0] * 9, dtype=torch.float64, device=rank.device)
         if rank.world_size > 1:
             dist.all_reduce(sums)
-        completions, groups, reward, squares, silent, tokens, cut, left_out = sums.tolist()
-        step.reward = mean = reward / completions
+        completions, groups, scored, reward, squares, silent, tokens, cut, left_out = sums.tolist()
+        if scored:
+            step.reward = mean = reward / scored
+            deviation = max(0.0, squares / scored - mean**2) ** 0.5
+            step.metrics |= {"rollout/reward_std": deviation, "rollout/no_signal": silent / groups}
         step.metrics |= {
-            "rollout/reward_std": max(0.0, squares / completions - mean**2) ** 0.5,
-            "rollout/no_signal": silent / groups,
             "rollout/tokens": tokens / completions,
             "rollout/cut": cut / completions,
             **({"rollout/left_out": left_out / tokens} if leaves_out else {}),
         }
 
-    return set_advantages
+    return form_rows
 
 
 def summed(microbatches: list[list[SampledGroup]]) -> list[float]:
-    """Sum completions, groups, rewards and their squares, groups of equal rewards, tokens, cut completions, and the
-    left-out probability over tokens."""
+    """Sum completions, groups, scored completions, rewards and their squares, groups of equal rewards, tokens, cut
+    completions, and the left-out probability over tokens."""
     groups = [group for microbatch in microbatches for group in microbatch]
     completions = [completion for group in groups for completion in group.completions]
     rewards = np.concatenate([group.rewards for group in groups])
-    silent = sum(bool((group.rewards == group.rewards[0]).all()) for group in groups)
-    tokens, cut = (
-        sum(len(completion.tokens) for completion in completions),
-        sum(completion.cut for completion in completions),
-    )
+    silent = sum(bool((group.rewards == group.rewards[:1]).all()) for group in groups if len(group.rewards))
+    tokens = sum(len(completion.tokens) for completion in completions)
+    cut = sum(completion.cut for completion in completions)
     left_out = sum(completion.left_out for completion in completions)
-    numbers = (len(completions), len(groups), rewards.sum(), np.square(rewards).sum(), silent, tokens, cut, left_out)
-    return [float(number) for number in numbers]
+    scores = (len(rewards), rewards.sum(), np.square(rewards).sum(), silent)
+    return [float(number) for number in (len(completions), len(groups), *scores, tokens, cut, left_out)]
 
 
 @op("rollout.compare")

@@ -1,5 +1,6 @@
 import pytest
 from projects import Project
+from trials import Laboratory
 
 
 @pytest.fixture
@@ -9,3 +10,10 @@ def project(tmp_path) -> Project:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker("distributed")
+
+
+@pytest.fixture
+def here(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> Laboratory:
+    """Teachers lie in its folder."""
+    monkeypatch.chdir(lab.folder)
+    return lab

@@ -55,13 +55,6 @@ def trial_of(lab: Laboratory, loss: str, teacher: str, layout: str) -> Trial:
     return evolve(evolve(topology, shared=shared).trial("fp64", shallow=True), more=text)
 
 
-@pytest.fixture
-def here(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> Laboratory:
-    """Teachers lie in its folder."""
-    monkeypatch.chdir(lab.folder)
-    return lab
-
-
 @pytest.mark.parametrize(("loss", "teacher", "layout"), CASES)
 def test_a_layout_learns_what_one_process_does(here: Laboratory, loss: str, teacher: str, layout: str):
     trial = trial_of(here, loss, teacher, layout)

@@ -4,8 +4,8 @@ import pytest
 from attrs import evolve
 from forked_ranks import Mutation, Outcome
 from projects import events, records
-from sweeps import sampled_trial
-from teachers import make_scorer
+from sweeps import REWARD, sampled_trial
+from teachers import make_scorer, make_teacher
 from topologies import SCHEDULES, Topology
 from trials import TOLERANCE, Laboratory, gaps
 
@@ -65,6 +65,26 @@ def test_a_layout_samples_and_learns_what_one_process_does(lab: Laboratory, name
         # Of the distribution at the temperature of the rollout, both of them.
         assert ours["policy/ratio"] == pytest.approx(1, abs=1e-6) and 0 < ours["rollout/left_out"] < 1
     assert reference_kl[0] < 1e-12 and min(reference_kl[1:]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "name", ["fsdp", *(pytest.param(each, marks=pytest.mark.matrix) for each in LAYOUTS if each != "fsdp")]
+)
+@pytest.mark.parametrize("reward", ["", pytest.param(REWARD, marks=pytest.mark.matrix)], ids=["", "a reward"])
+def test_a_layout_is_taught_on_its_own_samples(here: Laboratory, name: str, reward: str):
+    layout = LAYOUTS[name]
+    make_teacher(here.folder / "sampled-teacher", 258, hidden_size=24)
+    loss = 'distill { teacher = "sampled-teacher", live = true, form = reverse_kl, chunk = 8 KiB }'
+    trial = sampled_trial(here, layout, loss=loss, reward=reward)
+    alone, outcome = here.alone(trial), here.run(trial, layout.layout, saves=False)
+    assert samples(outcome) == samples(alone) and len({each["text"] for each in samples(alone)[0]}) > 1
+    found, limit = gaps(outcome, alone), TOLERANCE["fp64"]
+    assert found.loss < limit and found.norm < limit
+    assert not {tensor: gap for tensor, gap in found.tensors.items() if not gap < limit}
+    names = ("objective", "distill/divergence", "rollout/tokens", *(["reward"] if reward else []))
+    for mine, other in zip(*(records(one.directory, "metrics") for one in (outcome, alone)), strict=True):
+        assert [mine[each] for each in names] == pytest.approx([other[each] for each in names], rel=limit)
+        assert ("reward" in other) == bool(reward) and other["distill/divergence"] > 0
 
 
 @pytest.mark.matrix

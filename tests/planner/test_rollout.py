@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve, fields
 from every_setting import alternatives
+from teachers import make_teacher
 
 from xtrain.dsl.schema.policy import Rollout
 from xtrain.dsl.schema.setting import Role
@@ -24,6 +25,7 @@ BLOCKS = {
     "rollout": "rollout { group = 4, max_tokens = 20 }",
     "reward": "reward exact_answer { }",
 }
+DISTILL = 'loss distill { teacher = "t", live = true }'
 EXPERTS = """model qwen3_moe {
   dim = 64, layers = 3, heads = 8, kv_heads = 4, experts = 4, experts_per_token = 2, expert_ffn = 32
 }"""
@@ -218,6 +220,24 @@ def test_a_reward_is_a_node_and_part_of_the_experiment(make_plan, plan, tmp_path
     assert own.config_id != plan.config_id
 
 
+def test_a_teacher_scores_what_the_model_samples(make_plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    make_teacher(tmp_path / "t", 258)
+    blocks = BLOCKS | {
+        "loss": DISTILL,
+        "reward": "",
+        "rollout": "rollout { group = 1, max_tokens = 20, temperature = 2 }",
+    }
+    plan = make_plan(**blocks)
+    ids = [node.id for node in plan.nodes]
+    assert ids[ids.index("rollout.generate") + 1 :][:2] == ["rollout.rows", "step.agree"]
+    assert not {"rollout.score", "rollout.compare", "setup.temperature"} & {*ids}  # the divergence has its own
+    assert "a forward of t" in plan.node("step.forward_backward").does
+    assert "each" not in plan.node("step.forward_backward").args and "columns" not in plan.node("collate.pack").args
+    measured = make_plan(**blocks | {"reward": BLOCKS["reward"]})
+    assert "rollout.score" in [node.id for node in measured.nodes] and measured.config_id != plan.config_id
+
+
 def test_a_loss_without_the_samplers_log_probabilities_learns_from_what_it_has_just_sampled(compiled, tmp_path: Path):
     (tmp_path / "mine.py").write_text(
         "from xtrain import loss\n@loss(columns=['advantages'])\ndef plain(logprob_T, advantages):\n"
@@ -257,6 +277,16 @@ WRONG = {
     "a ramp again": ({"rollout": "rollout { group = 4, max_tokens = 20, updates = 2 }",
             "batch": "batch { sequence = 256, micro = 2, rows = 8, ramp_from = 2, ramp = 10 steps }"},
         "unequal numbers", "ramp_from"),
+    "stored distributions": ({"loss": 'loss distill { teacher = "t" }', "reward": ""}, "nothing that t holds probable",
+        "live = true"),
+    "its own labels": ({"loss": DISTILL.replace("live", "mix = 0.1, live")}, "teaches it nothing", "remove it"),
+    "a divergence of earlier samples": ({"loss": DISTILL,
+            "rollout": "rollout { group = 4, max_tokens = 20, steps = 2 }"}, "sampled earlier", "steps = 1"),
+    "rewards that are not there": ({"loss": DISTILL, "reward": "",
+            "rollout": "rollout { group = 4, max_tokens = 20, scale_rewards = none }"}, "no rewards", "reward"),
+    "answers without a reward": ({"loss": DISTILL, "reward": "",
+            "dataset": BLOCKS["dataset"].replace("oversized", "holdout = 10%, oversized"),
+            "more": "every 2 steps eval code { answers = greedy }"}, "scores the `answers`", "exact_answer"),
     "other weights": ({"optimizer": "optimizer schedule_free { lr = 1e-3 }"}, "weights other than", "adamw"),
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ import torch
 import torch._dynamo
 import torch.nn.attention.flex_attention as flex_attention
 from attrs import define, evolve, field, frozen
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
@@ -230,13 +230,15 @@ def measured(kept: list[int]) -> Callable[..., Tensor]:
     call = DecoderBlock.__call__
 
     def measuring(self: DecoderBlock, *args: Any, **how: Any) -> Tensor:
-        values = [getattr(value, "_local_tensor", value) for value in (*self.parameters(), *self.buffers())]
-        own = {value.untyped_storage()._cdata for value in values}
+        own: set[int] = set()
         saved: dict[int, int] = {}
 
         def pack(value: Tensor) -> Tensor:
+            if not own:  # FSDP has gathered the parameters now
+                values = [getattr(each, "_local_tensor", each) for each in (*self.parameters(), *self.buffers())]
+                own.update(each.untyped_storage()._cdata for each in values)
             storage = value.untyped_storage()
-            if storage._cdata not in own and not isinstance(value, nn.Parameter):  # nor what FSDP has gathered
+            if storage._cdata not in own:
                 saved[storage._cdata] = storage.nbytes()
             return value
 

@@ -205,8 +205,8 @@ dataset sums {{
 mixture {{ sums = 1 }}
 loss {loss}
 rollout {{ group = 3, max_tokens = 5, temperature = 0.9, top_k = 200, top_p = 0.99, show = 1 step{more} }}
-reward {reward}
-on finish eval sums {{ batches = none, answers = sampled }}
+{reward}
+on finish eval sums {{ batches = none{answers} }}
 """
 REWARD = "half_right { each = 0.25 }"
 LOSS = "grpo { chunk = 8 KiB, kl = k3, kl_weight = 0.3 }"
@@ -216,8 +216,11 @@ CHAIN = "collate=to_tensor -> flatten -> shift_tokens -> pack(single, align = 4)
 def sampled_trial(
     lab: Laboratory, topology: Topology, *, loss: str = LOSS, more: str = "", reward: str = REWARD
 ) -> Trial:
-    """What one process computes for comparison with a layout."""
+    """What one process computes for comparison with a layout. reward: none if empty."""
+    scored = (
+        {"reward": f"reward {reward}", "answers": ", answers = sampled"} if reward else {"reward": "", "answers": ""}
+    )
     (lab.folder / "sampled.py").write_text(PARTS)
     trial = topology.trial("fp64", shallow=True)
     settings = (*trial.settings, CHAIN, "batch.sequence=128")
-    return evolve(trial, align=1, more=BLOCKS.format(loss=loss, more=more, reward=reward), settings=settings)
+    return evolve(trial, align=1, more=BLOCKS.format(loss=loss, more=more, **scored), settings=settings)

@@ -257,7 +257,9 @@ def test_a_group_is_a_row_of_which_completions_are_predicted():
 def test_what_a_step_counts():
     one, other = group(["7", "8"]), group(["", "123"])
     one.rewards, other.rewards = np.array([1.0, 0.0]), np.array([2.0, 2.0])
-    assert summed([[one], [other]]) == [4, 2, 5, 9, 1, 2 + 2 + 1 + 4, 0, 0]
+    assert summed([[one], [other]]) == [4, 2, 4, 5, 9, 1, 2 + 2 + 1 + 4, 0, 0]
+    one.rewards = other.rewards = np.empty(0)
+    assert summed([[one], [other]]) == [4, 2, 0, 0, 0, 0, 9, 0, 0]
 
 
 def test_completions_that_are_cut_may_be_left_out():
