@@ -1,4 +1,4 @@
-"""Settings of TRL, transformers, PEFT, axolotl, torchtitan, LLaMA-Factory and DeepSpeed in xtrain's terms.
+"""Settings of TRL, transformers, PEFT, axolotl, torchtitan, LLaMA-Factory, DeepSpeed, verl and NeMo in xtrain's terms.
 
 A synonym is *same* (another name for the same number), *converted* (another unit or other words, with a formula), or
 *ambiguous* (a hint says what it may mean). Only the first two are written by `xtrain check --fix`.
@@ -161,19 +161,22 @@ def _numbered(given: Given) -> str | None:
 _SAME: Final = {
     # model: config.json, nanoGPT, torchtitan
     "dim": "hidden_size d_model n_embd embed_dim", "layers": "num_hidden_layers num_layers n_layers n_layer depth",
-    "heads": "num_attention_heads num_heads n_heads n_head", "kv_heads": "num_key_value_heads num_kv_heads n_kv_heads",
-    "ffn": "intermediate_size ffn_dim", "vocab": "vocab_size", "norm_eps": "rms_norm_eps",
+    "heads": "num_attention_heads num_heads n_heads n_head",
+    "kv_heads": "num_key_value_heads num_kv_heads n_kv_heads num_query_groups",
+    "ffn": "intermediate_size ffn_dim ffn_hidden_size", "vocab": "vocab_size",
+    "norm_eps": "rms_norm_eps layernorm_epsilon",
     "experts": "num_experts num_local_experts n_routed_experts", "experts_per_token": "num_experts_per_tok top_k",
-    "expert_ffn": "moe_intermediate_size", "tie_embeddings": "tie_word_embeddings", "init_std": "initializer_range",
+    "expert_ffn": "moe_intermediate_size", "init_std": "initializer_range init_method_std",
+    "tie_embeddings": "tie_word_embeddings share_embeddings_and_output_weights",
     "normalise": "norm_topk_prob", "score": "scoring_func", "shared_experts": "n_shared_experts num_shared_experts",
-    "window": "sliding_window",
+    "window": "sliding_window", "head_dim": "kv_channels",
     # training
     "lr": "learning_rate max_lr peak_lr", "weight_decay": "wd", "eps": "adam_epsilon adam_eps", "seed": "random_seed",
     "micro": "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu local_batch_size "
-             "device_batch_size",
+             "device_batch_size ppo_micro_batch_size_per_gpu micro_batch_size_per_gpu",
     "accumulate": "gradient_accumulation_steps grad_accum grad_accum_steps accumulate_grad_batches",
     "sequence": "seq_len seq_length sequence_length sequence_len max_seq_len max_seq_length context_length "
-                "block_size",
+                "block_size encoder_seq_length",
     "label_smoothing": "label_smoothing_factor", "workers": "num_workers dataloader_num_workers",
     "neftune": "neftune_noise_alpha", "shape": "decay_type",
     # ranks
@@ -181,6 +184,7 @@ _SAME: Final = {
     "pp": "pipeline_parallel pipeline_parallel_degree pipeline_parallel_size pipeline_model_parallel_size pp_size",
     "cp": "context_parallel context_parallel_degree context_parallel_size cp_size",
     "ep": "expert_parallel expert_parallel_degree expert_parallel_size expert_model_parallel_size ep_size",
+    "ulysses": "ulysses_sequence_parallel_size", "stages_per_rank": "virtual_pipeline_model_parallel_size",
     "offload": "cpu_offload enable_cpu_offload", "reshard": "reshard_after_forward",
     # data
     "text": "text_column text_field dataset_text_field", "response": "completion", "source": "path files",
@@ -189,10 +193,11 @@ _SAME: Final = {
     "train": "modules_to_save lora_modules_to_save", "dora": "use_dora peft_use_dora",
     "double": "bnb_4bit_use_double_quant",
     # preferences, rollouts
-    "desirable": "desirable_weight", "undesirable": "undesirable_weight", "clip_high": "epsilon_high",
+    "desirable": "desirable_weight", "undesirable": "undesirable_weight", "clip_high": "epsilon_high clip_ratio_high",
+    "clip_low": "clip_ratio_low", "kl_weight": "kl_loss_coef",
     "group": "num_generations param_groups parameter_groups", "mask_truncated": "mask_truncated_completions",
     "updates": "num_iterations", "gamma": "simpo_gamma", "tokens max_tokens": "max_tokens max_new_tokens",
-    "max_tokens": "max_completion_length",
+    "max_tokens": "max_completion_length max_response_length",
     # blocks, actions, events, options
     "scheduler": "lr_scheduler schedule", "dataset": "data", "optimizer": "optim", "mixture": "data_mix blend",
     "eval": "evaluate validate", "checkpoint": "save", "generate": "sample", "finish": "end", "from": "start",
@@ -204,14 +209,16 @@ _STEPS, _SHARE, _CLIP = "a number of `steps`", "a share of 0.03 is `3%`", "0 is 
 _SEVERAL_BATCHES = "`rows` is the batch of a step on all ranks, `micro` the rows of one forward on a rank"
 _PEAK_SHARE = "`floor` is the final rate as a share of the peak: 100% · {key} / `lr` of `optimizer`"
 _CONVERTED: Final[dict[str, tuple[str, Conversion, str]]] = {
-    "max_steps train_steps total_steps num_steps steps max_iters train_iters": ("budget", _count("steps"), _STEPS),
-    "num_train_epochs num_epochs max_epochs epochs": ("budget", _epochs, "a number of `epochs`"),
+    "max_steps train_steps total_steps num_steps steps max_iters train_iters total_training_steps": (
+        "budget", _count("steps"), _STEPS,
+    ),
+    "num_train_epochs num_epochs max_epochs epochs total_epochs": ("budget", _epochs, "a number of `epochs`"),
     "warmup_steps": ("warmup", _warmup, _STEPS),
     "warmup_iters warmup_num_steps num_warmup_steps lr_warmup_steps lr_warmup_iters": (
         "warmup", _count("steps"), _STEPS,
     ),
     "num_decay_steps decay_steps": ("decay", _count("steps"), _STEPS),
-    "warmup_ratio lr_warmup_ratio warmup_fraction lr_warmup_fraction": ("warmup", _share, _SHARE),
+    "warmup_ratio lr_warmup_ratio warmup_fraction lr_warmup_fraction lr_warmup_steps_ratio": ("warmup", _share, _SHARE),
     "decay_ratio": ("decay", _share, _SHARE),
     "min_lr_rate min_lr_ratio min_lr_factor cosine_min_lr_ratio": ("floor", _share, _SHARE),
     "min_lr eta_min lr_end": ("floor", _of_peak, _PEAK_SHARE),
@@ -257,6 +264,10 @@ _CONVERTED: Final[dict[str, tuple[str, Conversion, str]]] = {
 
 _AMBIGUOUS: Final = {
     "batch_size train_batch_size total_batch_size": ("rows micro", _SEVERAL_BATCHES),
+    "ppo_mini_batch_size": (
+        "rows", "verl counts prompts of an update; `rows` counts rows of a step, `group` rows for each prompt",
+    ),
+    "clip_ratio": ("clip_low clip_high", "it is both `clip_low` and `clip_high`"),
     "max_length cutoff_len model_max_length": (
         "sequence", "`sequence` is the length of a row; `oversized` of `dataset` says what happens to longer documents",
     ),
@@ -295,9 +306,11 @@ _AMBIGUOUS: Final = {
     "ref_model": ("reference", "see `xtrain docs loss.reference`"),
     "steps_per_generation": ("steps", "`steps` counts optimizer steps, not microbatches"),
     "lr_scheduler_type": ("", "the label of `scheduler` names the schedule: `scheduler cosine { … }`"),
-    "save_steps save_interval": ("", "write `every {words|500} steps checkpoint` at the top level"),
-    "eval_steps eval_interval": ("", "write `every {words|500} steps eval DATASET` at the top level"),
-    "logging_steps log_interval log_freq": ("", "write `every {words|10} steps log` at the top level"),
+    "save_steps save_interval save_freq": ("", "write `every {words|500} steps checkpoint` at the top level"),
+    "eval_steps eval_interval test_freq val_check_interval": (
+        "", "write `every {words|500} steps eval DATASET` at the top level",
+    ),
+    "logging_steps log_interval log_freq log_every_n_steps": ("", "write `every {words|10} steps log` at the top level"),
     "gradient_checkpointing": ("", "write `activation full` at the top level"),
     "torch_compile": ("", "write `compile { }` at the top level"),
     "packing sample_packing": ("", "rows are packed by the last link of `collate`; see `xtrain docs collate`"),

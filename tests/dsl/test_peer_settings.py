@@ -1,11 +1,14 @@
 """Settings of other trainers: the same, converted with a formula, or ambiguous; a fix writes only what is certain."""
 
+from pathlib import Path
+
 import pytest
 
 from xtrain.dsl.autofix import apply_fixes
 from xtrain.dsl.diagnostics.synonyms import synonyms
 from xtrain.dsl.load import load_spec
 
+PAGE = Path(__file__).parents[2] / "docs" / "importing.md"
 BASE = """experiment first {{ {experiment} }}
 model qwen3 {{ dim = 32, layers = 1, heads = 2, ffn = 64, {model} }}
 tokenizer bytes
@@ -22,7 +25,8 @@ def spec(block, body):
     """A spec whose `block` has `body`: a block of the base, one more block, or blocks inside blocks (`parallel.pp`)."""
     if block in EMPTY:
         rate = "lr = 2e-4, " if block == "optimizer" and "learning_rate" not in body else ""
-        return BASE.format_map({**EMPTY, block: rate + body})
+        text = BASE.format_map({**EMPTY, block: rate + body})
+        return text.replace("sequence = 64, encoder_", "encoder_").replace("ffn = 64, ffn_", "ffn_")
     outer, _, inner = block.partition(".")
     head, tail = (f"{outer} {{ {inner} {{ ", " } }") if inner else (f"{HEADS.get(outer, outer)} {{ ", " }")
     return BASE.format_map(EMPTY) + f"{head}{body}{tail}\n"
@@ -133,6 +137,29 @@ CERTAIN = [
     ("batch", "train_micro_batch_size_per_gpu = 4", "micro = 4"),
     ("optimizer", "gradient_clipping = 1.0", "clip = 1.0"),
     ("scheduler", "warmup_num_steps = 500", "warmup = 500 steps"),
+    # verl
+    ("batch", "ppo_micro_batch_size_per_gpu = 4", "micro = 4"),
+    ("experiment", "total_epochs = 15", "budget = 15 epochs"),
+    ("experiment", "total_training_steps = 300", "budget = 300 steps"),
+    ("optimizer", "clip_grad = 1.0", "clip = 1.0"),
+    ("scheduler", "lr_warmup_steps_ratio = 0.1", "warmup = 10%"),
+    ("scheduler", "min_lr_ratio = 0.1", "floor = 10%"),
+    ("rollout", "max_response_length = 512", "max_tokens = 512"),
+    ("grpo", "clip_ratio_low = 0.2", "clip_low = 0.2"),
+    ("grpo", "clip_ratio_high = 0.28", "clip_high = 0.28"),
+    ("grpo", "kl_loss_coef = 0.001", "kl_weight = 0.001"),
+    ("parallel.cp 2", "ulysses_sequence_parallel_size = 2", "ulysses = 2"),
+    # NeMo
+    ("batch", "encoder_seq_length = 64", "sequence = 64"),
+    ("model", "ffn_hidden_size = 96", "ffn = 96"),
+    ("model", "num_query_groups = 1", "kv_heads = 1"),
+    ("model", "kv_channels = 16", "head_dim = 16"),
+    ("model", "layernorm_epsilon = 1e-5", "norm_eps = 1e-5"),
+    ("model", "init_method_std = 0.01", "init_std = 0.01"),
+    ("model", "share_embeddings_and_output_weights = true", "tie_embeddings = true"),
+    ("parallel", "tensor_model_parallel_size = 2", "tp 2"),
+    ("parallel.pp 2", "virtual_pipeline_model_parallel_size = 2", "stages_per_rank = 2"),
+    ("optimizer", "gradient_clip_val = 1.0", "clip = 1.0"),
     # Megatron, Lightning, nanoGPT
     ("scheduler", "lr_warmup_fraction = 0.02", "warmup = 2%"),
     ("scheduler", "lr_warmup_iters = 300", "warmup = 300 steps"),
@@ -174,6 +201,11 @@ UNCERTAIN = [
     ("parallel", "data_parallel_size = 8", "`fsdp 8` shards"),
     ("parallel", "data_parallel_replicate_degree = 2", "`fsdp N { replicate = 2 }`"),
     ("grpo", "epsilon = 0.2", "`clip_low` and `clip_high`"),
+    ("grpo", "clip_ratio = 0.2", "both `clip_low` and `clip_high`"),
+    ("batch", "ppo_mini_batch_size = 256", "prompts of an update"),
+    ("scheduler", "lr_warmup_steps = -1", "a number of `steps`"),  # verl: by the ratio
+    ("checkpoint", "save_freq = 20", "`every 20 steps checkpoint`"),
+    ("batch", "val_check_interval = 0.25", "steps eval DATASET`"),  # a share of an epoch
     ("batch", "learning_rate = 2e-4", "xtrain calls this `lr`, in `optimizer`"),
     ("batch", "warmup_ratio = 0.03", "xtrain calls this `warmup = 3%`, in `scheduler`"),
     ("optimizer", "gradient_checkpointing = true", "`activation full`"),
@@ -219,3 +251,17 @@ def test_a_value_through_a_name_is_not_converted():
 def test_a_unit_is_written_only_if_no_other_is_as_likely(block, body, hint, after):
     assert fixed(block, body) == (after or body)
     assert [each.hint for each in found_in(spec(block, body)) if each.code == "X302"] == [hint]
+
+
+def test_the_page_shows_all_rows():
+    names = {"wsd": "scheduler", "dpo": "loss", "grpo": "loss", "kto": "loss", "simpo": "loss"}
+    lines = ["| in | of another trainer | becomes |", "| --- | --- | --- |"]
+    for block, body, after in CERTAIN:
+        place = names.get(block, block).removesuffix(" 2")
+        lines.append(f"| `{place}` | `{body}` | `{after}` |")
+    lines += ["", "| in | of another trainer | the hint says |", "| --- | --- | --- |"]
+    for block, body, words in UNCERTAIN:
+        hints = [each.hint for each in found_in(spec(block, body)) if words in (each.hint or "")]
+        lines.append(f"| `{names.get(block, block)}` | `{body}` | {hints[0]} |")
+    table = "\n".join(lines) + "\n"
+    assert table in PAGE.read_text(encoding="utf-8"), f"write into docs/importing.md:\n{table}"
