@@ -310,7 +310,9 @@ _AMBIGUOUS: Final = {
     "eval_steps eval_interval test_freq val_check_interval": (
         "", "write `every {words|500} steps eval DATASET` at the top level",
     ),
-    "logging_steps log_interval log_freq log_every_n_steps": ("", "write `every {words|10} steps log` at the top level"),
+    "logging_steps log_interval log_freq log_every_n_steps": (
+        "", "write `every {words|10} steps log` at the top level",
+    ),
     "gradient_checkpointing": ("", "write `activation full` at the top level"),
     "torch_compile": ("", "write `compile { }` at the top level"),
     "packing sample_packing": ("", "rows are packed by the last link of `collate`; see `xtrain docs collate`"),
