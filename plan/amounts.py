@@ -217,6 +217,9 @@ def _problem_at_edge(event: EventName, actions: tuple[Action, ...]) -> tuple[str
             when = "before the first step" if event == START else "of a run that fails"
             message = f"on {event} {action.kind}: there is nothing to {action.kind} {when}"
             return "X611", message, f"remove `{action.kind}`"
+        if event == START and action.saves:
+            message = f"on start {action.kind}: nothing has been trained since the state that the run starts from"
+            return "X611", message, f"remove `{action.kind}`"
         if event == FAILURE and not action.alone:
             message = f"{action.kind} needs all ranks, and of a run that fails some may be gone"
             hint = "use `dump`, `notify` or an action of your own; checkpoints are saved by `every … checkpoint`"
