@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from attrs import evolve
 from topologies import Topology
@@ -27,6 +28,19 @@ def test_a_layout_follows_the_phases_of_routers(lab: Laboratory, topology: Topol
     plain, same = lab.alone(evolve(trial, more="")), lab.alone(evolve(trial, more=FIRST))
     assert alone.curve[0] == plain.curve[0] and alone.curve[1][2] != plain.curve[1][2]
     assert same.curve == plain.curve
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("name", "value"), [("aux_loss", 0.9), ("z_loss", 0.5), ("bias_speed", 0.05)])
+def test_a_phase_of_all_steps_is_a_setting_of_the_model(lab: Laboratory, name: str, value: float):
+    trial = Topology(model="moe").trial("fp64", shallow=True)
+    trial = evolve(trial, settings=(*BIAS, *trial.settings))
+    phase = evolve(trial, more=f"phase all {{ from = 0 steps, router_{name} = {value} }}")
+    model = evolve(trial, settings=(*trial.settings, f"model.router.{name}={value}"))
+    ours, theirs, plain = (lab.alone(each) for each in (phase, model, trial))
+    assert ours.curve == theirs.curve
+    same = [np.array_equal(ours.tensors[key], theirs.tensors[key]) for key in theirs.tensors]
+    assert all(same) and not all(np.array_equal(plain.tensors[key], theirs.tensors[key]) for key in theirs.tensors)
 
 
 SPEC = """
