@@ -71,7 +71,7 @@ class RunPart:
     headline: str
     advice: Sequence[str]
     progress: str
-    figures: Sequence[tuple[str, str]]
+    figures: Mapping[str, str]
     against_plan: Sequence[FigureRow]
     evaluations: Sequence[tuple[int | None, str, str, str, str]]
     notices: Sequence[Notice]
@@ -104,6 +104,11 @@ class Report:
     charts: Sequence[tuple[str, Sequence[Chart]]]
     differences: Sequence[Difference] | None
     sweep: SweepPart | None = field(default=None)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the figures that any run has: runs of different losses have different ones."""
+        return list(dict.fromkeys(name for part in self.runs for name in part.figures))
 
 
 def report_of(
@@ -175,7 +180,7 @@ def _run_part(run: Compared, board: Board, texts: Sequence[tuple[str, str]]) -> 
         headline=headline(board) if board.life.over else "",
         advice=advice(board) if board.life.over else (),
         progress=f"{board.step:,}{f' of {steps:,}' if steps else ''}",
-        figures=figures(board) if board.server is None else (),
+        figures=dict(figures(board)) if board.server is None else {},
         against_plan=comparison(board) if board.server is None else (),
         evaluations=[_evaluation(each) for each in known if isinstance(each, training.EvalEvent)][-MOST_EVENTS:],
         notices=notable[-MOST_EVENTS:],

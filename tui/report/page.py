@@ -40,7 +40,7 @@ _HEAD: Final = (
     '{% import "parts.html" as parts %}<div class="xtrain-report"><style>{{ plots }}{% include "report.css" %}</style>'
 )
 _FRAGMENT: Final = (
-    _HEAD + "{{ parts.runs(report.runs) }}{% for topic, charts in report.charts[:1] %}"
+    _HEAD + "{{ parts.runs(report.runs, report.columns) }}{% for topic, charts in report.charts[:1] %}"
     "{{ parts.charts(charts[:6], false) }}{% endfor %}</div>"
 )
 _TITLED: Final = _HEAD + "<p><b>{{ title }}</b></p>{{ parts.facts(facts) }}<pre>{{ text }}</pre></div>"

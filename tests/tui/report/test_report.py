@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attrs import evolve
 from hostile_run import HOSTILE, hostile_run
 from made_runs import made_run, made_sweep
 
@@ -93,6 +94,17 @@ def test_runs_next_to_each_other(root: Path) -> None:
     assert lines[0]["last"] == f"{lines[0]['y'][-1]:.4f}"
     said = text_of(page(report))
     assert "RuntimeError: boom" in said and "Differences of settings" in said and "400" in said
+
+
+def test_figures_that_some_runs_have_not_leave_their_columns_empty(root: Path) -> None:
+    report = report_of([root / "curriculum" / "aaaa", root / "curriculum" / "bbbb"])
+    first, other = report.runs
+    first = evolve(first, figures={"reward": "0.925", **first.figures})
+    table = page(evolve(report, runs=(first, other))).partition("</table>")[0]
+    names = re.findall(r"<th>(.*?)</th>", table)
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
+    assert [dict(zip(names, row, strict=True))["reward"] for row in rows] == ["0.925", "–"]
+    assert dict(zip(names, rows[1], strict=True))["loss"] == other.figures["loss"]
 
 
 def test_steps_of_other_sizes_are_compared_by_tokens(root: Path, tmp_path: Path) -> None:
