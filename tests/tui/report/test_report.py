@@ -5,6 +5,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from attrs import evolve
@@ -12,6 +13,7 @@ from hostile_run import HOSTILE, hostile_run
 from made_runs import made_run, made_sweep
 
 from xtrain.api.reports import report_page
+from xtrain.records.status import SERVER_FILE, ServedModel, ServerStatus
 from xtrain.tui.report.content import report_of
 from xtrain.tui.report.page import MARK, fragment, page, titled
 
@@ -131,6 +133,20 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert {name for name, _, _ in report.sweep.importance} == {"optimizer.lr", "model.ffn"}
     found = page(report)
     assert "stopped early" in text_of(found) and found.count("<tr><td>00") == 10
+
+
+def test_a_server_shows_its_models_and_a_run_next_to_it_its_figures(root: Path, tmp_path: Path) -> None:
+    served = made_run(tmp_path / "serve" / "a", end="waiting")
+    model = ServedModel(id="43f4:train:0", connected=True, in_memory=True, steps=40, client="<script>")
+    status = ServerStatus(
+        time=1.0, began=0.0, state="serving", url="http://127.0.0.1:8123", requests=1234, models=[model]
+    )
+    (served.directory / SERVER_FILE).parent.mkdir()
+    (served.directory / SERVER_FILE).write_bytes(msgspec.json.encode(status))
+    found = page(report_of([served.directory, root / "curriculum" / "aaaa"]))
+    said = text_of(found)
+    assert "1,234 requests done" in said and "train:0" in said and "<script>" in said and "60 of 200" in said
+    assert Elements(found).open == []
 
 
 def test_a_run_that_has_written_nothing(tmp_path: Path) -> None:
