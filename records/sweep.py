@@ -158,7 +158,8 @@ class SweepState:
         return state
 
     def take(self, event: Event) -> None:
-        """Apply an event. Invalid events (of a trial that was never asked for) change nothing."""
+        """Apply an event. Invalid events (of a trial that was never asked for, or is in another folder) change
+        nothing."""
         match event:
             case SweepBeginEvent():
                 if not self.sweep_id:
@@ -166,10 +167,15 @@ class SweepState:
                 self.sweep_id, self.objective, self.ended = event.sweep_id, event.objective, ""
                 for each in self.trials.values():
                     each.going = False
+            case TrialAskedEvent(name="" | "." | ".."):
+                return
+            case TrialAskedEvent(name=name) if "/" in name or "\0" in name:
+                return  # a run of another folder is no trial of this sweep
             case TrialAskedEvent(trial=number):
+                same_as = event.same_as if event.same_as in self.trials else None
                 self.trials[number] = TrialState(
                     number=number, name=event.name, point=event.point, sameness=event.sameness,
-                    config_id=event.config_id, same_as=event.same_as, failed=bool(event.reason), reason=event.reason,
+                    config_id=event.config_id, same_as=same_as, failed=bool(event.reason), reason=event.reason,
                 )  # fmt: skip
             case SweepEndEvent():
                 self.ended = event.status

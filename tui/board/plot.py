@@ -84,7 +84,7 @@ class Plot(Widget, can_focus=True):
         Binding("shift+right", "move(10)", "far right", show=False),
         Binding("0", "whole", "the whole run", show=False),
         Binding("y", "fit", "scale", tooltip="y: all values, 1 to 99% of them, or fixed as it is now"),
-        Binding("p", "save", "svg", tooltip="save the plot as SVG, in this folder or as a download"),
+        Binding("p", "picture", "svg", tooltip="save the plot as SVG, in this folder or as a download"),
         Binding("enter", "enlarge", "large", show=False, tooltip="only this plot, and back"),
         Binding("c", "cursor", "read", tooltip="read values at a step: left and right move the cursor"),
     ]
@@ -192,7 +192,7 @@ class Plot(Widget, can_focus=True):
         """Show this plot alone, or all of the screen again."""
         self.screen.minimize() if self.is_maximized else self.screen.maximize(self)
 
-    def action_save(self) -> None:
+    def action_picture(self) -> None:
         """Save the plot as it is seen as an SVG file."""
         lines, x = [curve.line for curve in self._curves], (self._x_label, self._x_unit)
         text = standalone(lines, self.view, title=self._title, x_label=x[0], unit=self._unit, x_unit=x[1])

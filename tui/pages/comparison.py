@@ -79,9 +79,10 @@ def labels(directories: Sequence[Path], experiments: Sequence[str | None] = ()) 
     plans; where missing, the name of the parent folder.
     """
     ids = [path.name for path in directories]
-    codes, configs = zip(*((name.split("-", 1) if "-" in name else ("", name)) for name in ids), strict=True)
-    if len(set(codes)) == 1 and _CODE.fullmatch(codes[0]):
-        ids = list(configs)
+    parts = [name.split("-", 1) if "-" in name else ("", name) for name in ids]
+    codes = {code for code, _ in parts}
+    if len(codes) == 1 and _CODE.fullmatch(*codes):
+        ids = [config for _, config in parts]
     shortest = next((size for size in _IDS if len({one[:size] for one in ids}) == len(set(ids))), None)
     parents = [path.parent.name for path in directories]
     named = [name or parent for name, parent in zip([*experiments, *parents[len(experiments) :]], parents, strict=True)]

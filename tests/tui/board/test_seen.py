@@ -78,11 +78,11 @@ def test_sweep(tmp_path, monkeypatch, size):
             compare(f"sweep-{size[0]}x{size[1]}", shown(app))
             if size == (60, 20):
                 assert "eval/web/loss" not in shown(app)
-                await pilot.press("p")
+                await pilot.press("v")
                 await until(pilot, lambda: "eval/web/loss" in shown(app) and "Trials" not in shown(app))
                 await pilot.press("o")
                 await until(pilot, lambda: shown(app).count("loss") and "eval/web/loss" not in shown(app))
-                await pilot.press("p")
+                await pilot.press("v")
                 await until(pilot, lambda: "Trials" in shown(app))
 
     played(play())

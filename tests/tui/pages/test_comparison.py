@@ -56,7 +56,7 @@ def compared(root: Path) -> list[Compared]:
 
 
 def test_labels_name_experiment_and_run_and_no_two_are_the_same() -> None:
-    assert labels([Path("runs/a/50b6f4bd-ab8dd4a3d04ab139")]) == ["a·ab8d"]
+    assert labels([]) == [] and labels([Path("runs/a/50b6f4bd-ab8dd4a3d04ab139")]) == ["a·ab8d"]
     of_one_code = [Path("r/a/50b6f4bd-ab8dd4a3d04ab139"), Path("r/a/50b6f4bd-ab8dd4a4d04ab139")]
     assert labels(of_one_code) == ["a·ab8dd4a3", "a·ab8dd4a4"]
     assert labels([*of_one_code, Path("r/a/60b6f4bd-ab8dd4a3d04ab139")])[0] == "a·50b6f4bd-ab8dd4a3d04"

@@ -135,6 +135,23 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert "stopped early" in text_of(found) and found.count("<tr><td>00") == 10
 
 
+def test_a_hostile_sweep_leads_to_no_other_folder(tmp_path: Path) -> None:
+    folder, secret = tmp_path / "theirs", made_run(tmp_path / "mine", logged=4)
+    folder.mkdir()
+    names = ["../mine", "/etc", "", "..", "a\0b", str(secret.directory), "006-x"]
+    lines: list[dict] = [{"event": "sweep_begin", "sweep_id": HOSTILE, "attempt": "a", "lag": 2, "objective": HOSTILE}]
+    for number, name in enumerate(names):
+        asked = {"trial": number, "name": name, "point": {HOSTILE: HOSTILE}, "sameness": "s", "config_id": "c"}
+        lines += [{"event": "trial_asked", **asked, "same_as": 99, "reason": ""}]
+        lines += [{"event": "trial_measured", "trial": number, "rung": None, "trained": 1, "tokens": 1, "value": -1.0}]
+    (folder / "sweep.jsonl").write_text("".join(json.dumps({"step": 0, "time": 1, **line}) + "\n" for line in lines))
+    report = report_of([], sweep=folder)
+    assert report.sweep is not None and [trial.number for trial, _, _ in report.sweep.rows] == [6]
+    found = page(report)
+    found.encode()
+    assert Elements(found).open == [] and "alert(1)</script>" not in found and "two_ranks_cpu" not in found
+
+
 def test_a_server_shows_its_models_and_a_run_next_to_it_its_figures(root: Path, tmp_path: Path) -> None:
     served = made_run(tmp_path / "serve" / "a", end="waiting")
     model = ServedModel(id="43f4:train:0", connected=True, in_memory=True, steps=40, client="<script>")
