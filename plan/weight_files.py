@@ -14,15 +14,19 @@ from functools import lru_cache
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
-from attrs import field
+from attrs import evolve, field
 
 from xtrain.dsl.checking.config_json import STRICT
 from xtrain.dsl.diagnostics.diagnostic import Remediable
 from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.schema.model_config import QUANTISATION
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import EMBEDDING, HEAD, SCORE, Architecture, ParameterSpec
+
+if TYPE_CHECKING:
+    from xtrain.plan.coded_weights import Codes
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -53,16 +57,25 @@ class WeightsUnreadable(Remediable):
 
 @frozen
 class StoredTensor:
-    """Tensor in a file. file: its name in the folder. start: of its data in the file, in bytes."""
+    """Tensor in a file. file: its name in the folder. start: of its data in the file, in bytes. codes: form of its
+    numbers if these are codes; `format` is then the one that they are written in again."""
 
     file: str
     format: str
     shape: tuple[int, ...]
     start: int
+    codes: "Codes | None" = None
 
     @property
     def bytes(self) -> int:
-        return prod(self.shape) * SIZES[self.format]
+        """Bytes of its data, without scales of codes."""
+        numbers = prod(self.shape)
+        return numbers * SIZES[self.format] if self.codes is None else numbers * self.codes.bits // 8
+
+    @property
+    def all_bytes(self) -> int:
+        """Bytes of its data, with scales of codes."""
+        return self.bytes if self.codes is None else self.bytes + prod(self.codes.shape) * SIZES[self.codes.format]
 
 
 @frozen
@@ -81,6 +94,23 @@ class WeightFiles:
         for tensor in self.tensors.values():
             found[tensor.format] = found.get(tensor.format, 0) + prod(tensor.shape)
         return tuple(sorted(found, key=lambda each: -found[each]))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.all_bytes for tensor in self.tensors.values())
+
+    @property
+    def coding(self) -> str:
+        """Form of the numbers of matrices."""
+        found = [each.codes.coding for each in self.tensors.values() if each.codes is not None]
+        return found[0] if found else "plain"
+
+    @property
+    def words(self) -> str:
+        """Formats of all tensors, and the form that they are dequantized from, if there is one."""
+        formats = ", ".join(LOADED[each] for each in self.formats if each in LOADED)
+        return formats if self.coding == "plain" else f"{formats}, dequantized from {self.coding}"
 
 
 def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
@@ -116,8 +146,8 @@ def _read(
     folder: str, names: tuple[str, ...], listed: tuple[tuple[str, str], ...], stamps: tuple[Any, ...]
 ) -> WeightFiles:
     path, digest = Path(folder), blake2b(digest_size=16)
-    with (path / CONFIG).open("rb") as config:
-        digest.update(config.read())
+    content = (path / CONFIG).read_bytes()
+    digest.update(content)
     tensors: dict[str, StoredTensor] = {}
     for name in names:
         header, start, size = _header(path / name)
@@ -131,6 +161,14 @@ def _read(
             raise WeightsUnreadable(f"{path / INDEX} says that `{tensor}` is in {name}, and it is not there")
     if listed and (unlisted := tensors.keys() - dict(listed).keys()):
         raise WeightsUnreadable(f"{path / INDEX} does not name `{min(unlisted)}` of {tensors[min(unlisted)].file}")
+    if QUANTISATION.encode() in content:
+        from xtrain.plan.coded_weights import decoded_tensors
+
+        try:
+            config = STRICT.decode(content.decode())
+        except (ValueError, RecursionError):  # reported where the config is read
+            config = {}
+        tensors = decoded_tensors(tensors, config if isinstance(config, dict) else {})
     return WeightFiles(folder, tensors, names, digest.hexdigest())
 
 
@@ -267,7 +305,7 @@ class StoredPart:
 
     expert: index along the parameter's first dimension; None: the whole parameter. transposed: rows of the stored
     matrices are columns here. first, step: index i of the parameter's last dimension is index first + step · i of the
-    stored tensor. Parts with a step, interleaved with as many parameters, are not transposed. rows: first and end of
+    stored tensor. Parts with a step are interleaved with as many parameters. rows: first and end of
     the rows of the parameter, or of the expert's matrix, that the tensor holds; None: all. top: row of the tensor at
     which the part begins; the tensor's other rows hold other parameters.
     """
@@ -288,7 +326,8 @@ Alternatives = tuple[tuple[StoredPart, ...], ...]
 
 # one_by_one: a tensor for each matrix of each expert. stacked: the form of most models in memory in transformers 5, [E,
 # out, in], with gate and up projections above each other. interleaved: [E, in, out], with alternating columns of both.
-ExpertsForm = Literal["one_by_one", "stacked", "interleaved"]
+# mxfp4: the codes of these, [E, out, in].
+ExpertsForm = Literal["one_by_one", "stacked", "interleaved", "mxfp4"]
 
 
 @frozen(kw_only=True)
@@ -373,7 +412,11 @@ class StoredNames:
     def _experts(self, parameter: ParameterSpec, form: ExpertsForm) -> tuple[StoredPart, ...]:
         if form == "one_by_one":
             return tuple(self._one_by_one(parameter))
-        return (_fused(parameter, interleaved=form == "interleaved"),)
+        part = _fused(parameter, interleaved=form != "stacked")
+        if form == "mxfp4" and len(part.shape) == 3:
+            experts, rows, columns = part.shape
+            return (evolve(part, name=f"{part.name}_blocks", shape=(experts, columns, rows), transposed=True),)
+        return (part,)
 
     def _one_by_one(self, parameter: ParameterSpec) -> Iterator[StoredPart]:
         module, _, matrix = self._renamed(f"model.{parameter.name}").rpartition(".")

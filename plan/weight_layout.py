@@ -9,7 +9,17 @@ from typing import Any, Final
 from attrs import evolve
 
 from xtrain.dsl.schema.model import FAMILIES
-from xtrain.dsl.schema.model_config import AUTO_MAP, CONTEXT, ORIGINAL, PARTIAL, ROPE_KEYS, ConfigKey, ModelConfig, Rope
+from xtrain.dsl.schema.model_config import (
+    AUTO_MAP,
+    CONTEXT,
+    ORIGINAL,
+    PARTIAL,
+    QUANTISATION,
+    ROPE_KEYS,
+    ConfigKey,
+    ModelConfig,
+    Rope,
+)
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, ParameterSpec, buffers, parameters
@@ -375,7 +385,8 @@ def _code_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
 
 
 def _own_config(family: ModelConfig, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keys of the family's own model, without classes of modeling files, which exports do not have."""
+    """Return the keys of the family's own model, without classes of modeling files and forms of codes, which exports
+    do not have."""
     whole, kind = family.whole, config.get("model_type")
     found = dict(config)
     if whole is not None and kind == whole.model_type:
@@ -384,7 +395,7 @@ def _own_config(family: ModelConfig, config: Mapping[str, Any]) -> Mapping[str, 
         found |= {name: config[name] for name in whole.replaces if name in config}
     if kind != family.model_type:
         found |= {"architectures": [family.architectures[0]], "model_type": family.model_type}
-    return {name: value for name, value in found.items() if name != AUTO_MAP}
+    return {name: value for name, value in found.items() if name not in (AUTO_MAP, QUANTISATION)}
 
 
 def with_tokens(config: Mapping[str, Any], begin: int, ends: Sequence[int]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`export { to = "…" }`: the model as a transformers folder."""
 
+from math import prod
 from typing import Any, ClassVar, Final, Literal
 
 from xtrain.contracts.actions import PlannedAction
@@ -13,7 +14,7 @@ from xtrain.plan.architecture import Architecture, parameters
 from xtrain.plan.canonical import portable
 from xtrain.plan.graph import ActionNode, ActionPlace
 from xtrain.plan.resolved import Resolved
-from xtrain.plan.weight_files import LOADED
+from xtrain.plan.weight_files import LOADED, SIZES
 from xtrain.plan.weight_layout import not_written
 from xtrain.text.units import bytes_text
 
@@ -66,8 +67,9 @@ class ExportAction(PlannedAction):
             written = f"as {dtype}, {bytes_text(resolved.inventory.total * _BYTES[dtype])}"
         elif resolved.weights is not None:
             formats = " and ".join(LOADED[each] for each in resolved.weights.formats)
-            size = sum(tensor.bytes for tensor in resolved.weights.tensors.values())
-            written = f"as {formats}, as in the files read, {bytes_text(size)}"
+            size = sum(prod(each.shape) * SIZES[each.format] for each in resolved.weights.tensors.values())
+            read = "as in the files read" if resolved.weights.coding == "plain" else "not as codes"
+            written = f"as {formats}, {read}, {bytes_text(size)}"
         else:
             from xtrain.plan.parameters import weight_bytes
 

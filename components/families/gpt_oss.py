@@ -111,7 +111,9 @@ class GptOss(ExpertTransformer, PlannedModel):
         harmless=HARMLESS
         | {"output_router_logits", "router_aux_loss_coef", "experts_per_token", "initial_context_length"},
     )
-    stored: ClassVar[StoredNames | None] = StoredNames(modules={"mlp.gate": "mlp.router"}, experts=("interleaved",))
+    stored: ClassVar[StoredNames | None] = StoredNames(
+        modules={"mlp.gate": "mlp.router"}, experts=("interleaved", "mxfp4")
+    )
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:

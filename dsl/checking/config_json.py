@@ -15,7 +15,7 @@ from typing import Any, Final
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Remediable, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.model import FAMILIES, ModelFolder
-from xtrain.dsl.schema.model_config import USUAL, is_metadata
+from xtrain.dsl.schema.model_config import QUANTISATION, USUAL, is_metadata
 from xtrain.lazy_attrs import frozen
 
 MOST_DIGITS: Final = 40  # of a whole number: more than any size has
@@ -117,7 +117,7 @@ def _repo_folder(repo: str) -> Path:
 
 CONFIG: Final = "config.json"
 LARGEST: Final = 2**24  # bytes of a file
-QUANTISED: Final = ("quantization_config", "compression_config")
+QUANTISED: Final = (QUANTISATION, "compression_config")
 
 
 class ConfigUnreadable(Remediable):
@@ -264,8 +264,9 @@ def _part_of(
         return None
     whole = wholes[family]
     part = _keys(source, source.text.index("{", entry.span.start))
-    of_whole = {name: entries[name] for name in whole.replaces if name in entries}
-    understood = {"model_type", whole.part, *whole.replaces}
+    replaces = (*whole.replaces, *((QUANTISATION,) if entries.get(QUANTISATION) is not None else ()))
+    of_whole = {name: entries[name] for name in replaces if name in entries}
+    understood = {"model_type", whole.part, *replaces}
     for name, each in entries.items():
         usual = name in USUAL and USUAL[name](each.value)
         if name not in understood and not usual and not is_metadata(name, whole.harmless) and each.value is not None:
@@ -278,7 +279,7 @@ def _part_of(
             )
             hint = "set it to null, or give the folder of the text model alone"
             diagnostics.error("X522", f"{message}the model with images", part[name].span, hint=hint)
-    part = {name: each for name, each in part.items() if name not in whole.replaces}
+    part = {name: each for name, each in part.items() if name not in replaces}
     return family, source, {"model_type": entries["model_type"], **part, **of_whole}
 
 

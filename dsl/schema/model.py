@@ -147,6 +147,7 @@ class Model(Component):
     mtp_weight: float = 0.0
     folder: ModelFolder | None = None
     weights: Literal["auto", "none"] = "auto"
+    coding: Literal["plain", "mxfp4", "fp8"] = "plain"
     frozen: tuple[str, ...] = ()
     config: ClassVar[ModelConfig | None] = None
     """Supported keys of a `config.json`; None: model folders of this family are unsupported."""
@@ -255,6 +256,13 @@ class TransformerSettings(Model):
         role=Role.PATH,
         added=True,
     )
+    coding: Literal["plain", "mxfp4", "fp8"] = setting(
+        "numbers of matrices in the folder's files; mxfp4 and fp8, which have scales of blocks, are dequantized while "
+        "they are read",
+        default="plain",
+        role=Role.PATH,
+        added=True,
+    )
     frozen: tuple[str, ...] = setting(
         "frozen modules and parameters, by their names in the plan: `*` is any text inside a part of a name, `**` "
         "any parts, `0-3` the numbers 0 to 3",
@@ -291,6 +299,7 @@ class TransformerSettings(Model):
         found = {f"rope.{name}": why for name, why in self.rope.idle().items()}
         if self.folder is None:
             found["weights"] = ("the model is not from a folder, so its weights are random", "remove it")
+            found["coding"] = ("the model is not from a folder, so it has no files", "remove it")
         elif self.loads:
             found["init_std"] = ("the weights are from the folder", "remove it")
         if not self.mtp:

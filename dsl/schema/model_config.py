@@ -475,8 +475,26 @@ def has_dense_blocks(config: Config) -> bool:
     return bool(config.get("mlp_only_layers")) or config.get("decoder_sparse_step", 1) != 1
 
 
+QUANTISATION: Final = "quantization_config"
+
+
+def stored_coding(config: Config) -> Any:
+    """Return the form of the numbers of matrices in files: plain, mxfp4, or fp8 with scales of blocks."""
+    given = config.get(QUANTISATION)
+    if given is None:
+        return "plain"
+    if isinstance(given, Mapping) and given.get("quant_method") == "mxfp4":
+        return "mxfp4"
+    if isinstance(given, Mapping) and given.get("quant_method") == "fp8" and given.get("fmt", "e4m3") == "e4m3":
+        block = given.get("weight_block_size")
+        if isinstance(block, list) and len(block) == 2 and all(type(each) is int and each > 0 for each in block):
+            return "fp8"
+    return WrongKey(QUANTISATION, "mxfp4, or fp8 in e4m3 with a `weight_block_size`; give a folder in bf16 otherwise")
+
+
 # Keys of every family, with the most common defaults.
 KEYS: Final = (
+    ConfigKey("coding", QUANTISATION, computed=stored_coding, writes=lambda values: {}),
     ConfigKey("dim", "hidden_size"),
     ConfigKey("layers", "num_hidden_layers"),
     ConfigKey("heads", "num_attention_heads"),

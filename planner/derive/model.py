@@ -249,6 +249,10 @@ def _weights(spec: Spec, architecture: Architecture, found: Findings) -> WeightF
             hint = "it is a reward model: choose a reward loss, such as bradley_terry"
         found.fail(rule, "X524", path, message, hint)
         return None
+    if files.coding != spec.model.coding:
+        message = f"no matrix of {spec.model.folder} is stored as {spec.model.coding}, as its config.json says"
+        found.fail(rule, "X524", path, message, "remove `quantization_config` if the files are not quantized")
+        return None
     found.passed(rule, f"all {len(files.tensors):,} tensors of {spec.model.folder} are assigned to the model")
     return files
 

@@ -26,7 +26,6 @@ from xtrain.plan.hardware import NARROWEST, plain_kernels
 from xtrain.plan.mesh import AXES
 from xtrain.plan.parameters import forward_flops
 from xtrain.plan.resolved import Resolved
-from xtrain.plan.weight_files import LOADED
 from xtrain.planner.data.rules import evaluated
 from xtrain.planner.data.training import is_measured
 from xtrain.planner.derive.further_models import (
@@ -249,10 +248,9 @@ def add_references(
         by = whose[loss.reference]
     else:
         args |= {"reference": portable(files.folder), "digest": files.digest}
-        size = bytes_text(sum(tensor.bytes for tensor in files.tensors.values()))
-        formats = ", ".join(LOADED[each] for each in files.formats if each in LOADED)
-        by = f"under the model in {files.folder} ({plural(len(files.files), 'file')} with {size} of {formats}), which "
-        by += "replaces the run's model meanwhile"
+        size = bytes_text(files.bytes)
+        by = f"under the model in {files.folder} ({plural(len(files.files), 'file')} with {size} of {files.words}), "
+        by += "which replaces the run's model meanwhile"
     cost = _cost(resolved, estimates)
     found: list[tuple[str, str]] = []
     # A training dataset may also be evaluated by a command.

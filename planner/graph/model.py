@@ -14,7 +14,6 @@ from xtrain.plan.kernels import attention_kernels, compiles_loss, pointwise_kern
 from xtrain.plan.mesh import AXES, device_kind
 from xtrain.plan.parameters import matrix_numbers, quantised_bytes, uneven_matrices
 from xtrain.plan.resolved import Resolved
-from xtrain.plan.weight_files import LOADED
 from xtrain.plan.weight_layout import draws_head, stored_rows
 from xtrain.planner.derive.modules import modules_of
 from xtrain.planner.graph.parallel import (
@@ -166,11 +165,10 @@ def _weights(graph: Builder, resolved: Resolved, last: str) -> str:
             does = f"initialize weights as {code['class']} does, each layer from its name and the seed"
         return graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
     last = graph.add("setup", "setup.weights", "allocate all parameters", args=args, after=((last, "model"),))
-    formats = ", ".join(LOADED[each] for each in files.formats if each in LOADED)
-    size = bytes_text(sum(tensor.bytes for tensor in files.tensors.values()))
+    size = bytes_text(files.bytes)
     folder = resolved.spec.model.folder
     assert folder is not None
-    does = f"read weights of {folder}: {plural(len(files.files), 'file')} with {size} of {formats}, each "
+    does = f"read weights of {folder}: {plural(len(files.files), 'file')} with {size} of {files.words}, each "
     does += "rank its own shards"
     if resolved.cuts.base is not None:
         does += " and, whole, each matrix of which it has a quantized shard"

@@ -14,6 +14,7 @@ from attrs import define, field
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from xtrain.plan.coded_weights import Codes
 from xtrain.plan.plan import Plan
 from xtrain.plan.weight_files import EMBEDDING_WEIGHT, HEAD_WEIGHT, SIZES, StoredPart, StoredTensor, WeightFiles
 from xtrain.plan.weight_layout import Assignment, assign
@@ -21,6 +22,8 @@ from xtrain.runtime.nn.build import DTYPES
 from xtrain.runtime.nn.weights import own_indices
 
 TYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+SCALE_TYPES: Final = {**TYPES, "U8": torch.uint8, "F8_E8M0": torch.float8_e8m0fnu}
+E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # followed by their negatives
 # Bytes of a tensor in host memory at a time.
 CHUNK_BYTES: Final = 2**24
 PAUSE_SECONDS: Final = 10.0  # between two progress reports
@@ -66,7 +69,7 @@ class WeightReader:
             piece = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             stored = self.files.tensors[self.assignment.parts[name][0].name]
             twice = 2 if name == EMBEDDING_WEIGHT and self.assignment.twin else 1
-            total += twice * piece.numel() * SIZES[stored.format]
+            total += twice * piece.numel() * stored.all_bytes // max(1, prod(stored.shape))
         return total
 
     def read(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
@@ -182,9 +185,13 @@ class WeightReader:
     ) -> Iterator[tuple[Any, Tensor]]:
         """Yield (place in the piece, values) for the given rows, and columns of a matrix, in order.
 
-        step: adjacent numbers that form one column, the last dimension of the values. skipped: bytes of the tensor
+        step: adjacent numbers that form one column, the last dimension of the values; of codes adjacent rows.
+        skipped: bytes of the tensor
         before the matrix. width: columns of the matrix; 0: the last dimension of the tensor.
         """
+        if stored.codes is not None and columns is not None:
+            yield from self._decoded(name, stored, stored.codes, rows, columns, skipped, step)
+            return
         width = 1 if columns is None else width or stored.shape[-1] // step
         size, type = SIZES[stored.format] * step, TYPES[stored.format]
         start, row_bytes = stored.start + skipped, width * size
@@ -210,6 +217,46 @@ class WeightReader:
                     yield slice(top, bottom), chunk.view(count, step)
                 else:
                     yield (slice(top, bottom), slice(first, end)), chunk.view(count, end - first, step)
+
+    def _decoded(
+        self, name: str, stored: StoredTensor, codes: Codes, rows: Tensor, columns: Tensor, skipped: int, step: int
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """Yield as `_chunks`, for a tensor of codes: values in fp32, which holds them exactly."""
+        extent, width = stored.shape[-2:]
+        row_bytes = width * codes.bits // 8
+        above = skipped // row_bytes  # rows of other matrices
+        tall, wide = codes.block
+        for first, end in runs(columns):
+            begin, count = int(columns[first]), end - first
+            least, most = begin * codes.bits // 8, -(-(begin + count) * codes.bits // 8)
+            groups = torch.arange(begin, begin + count) // wide
+            for top, bottom in runs(rows, max(1, CHUNK_BYTES // (4 * count * step))):
+                row, height = int(rows[top]) * step, (bottom - top) * step
+                view = memoryview(bytearray(height * (most - least)))
+                at = stored.start + (above + row) * row_bytes
+                for line in range(1 if most - least == row_bytes else height):
+                    part = view if most - least == row_bytes else view[line * (most - least) :][: most - least]
+                    self._fill(part, at + line * row_bytes + least, name, stored)
+                scaled = (
+                    above // extent * -(-extent // tall) + row // tall,
+                    (row + height - 1) // tall - row // tall + 1,
+                )
+                scales = self._scales(name, codes, *scaled)
+                lines = torch.arange(row, row + height) // tall - row // tall
+                packed = torch.frombuffer(view, dtype=torch.uint8).view(height, -1)
+                values = decode(codes, packed, scales[lines][:, groups], begin % 2)
+                if not _is_finite(values):
+                    raise OSError(f"{self._path(stored.file)}: `{name}` has a value that is not finite")
+                self._progress()
+                yield (slice(top, bottom), slice(first, end)), values.view(bottom - top, step, count).transpose(1, 2)
+
+    def _scales(self, name: str, codes: Codes, first: int, count: int) -> Tensor:
+        """Return `count` rows of the scales from row `first` on, as stored."""
+        width, size = codes.shape[-1], SIZES[codes.format]
+        view = memoryview(bytearray(count * width * size))
+        tensor = StoredTensor(codes.file, codes.format, codes.shape, codes.start)
+        self._fill(view, codes.start + first * width * size, name, tensor)
+        return torch.frombuffer(view, dtype=SCALE_TYPES[codes.format]).view(count, width)
 
     def _room(self, size: int) -> memoryview:
         """Return memory of the buffer, which grows to the largest chunk so far."""
@@ -237,6 +284,17 @@ class WeightReader:
         if time.monotonic() - self._reported >= PAUSE_SECONDS:
             self._reported = time.monotonic()
             self.report(self.bytes)
+
+
+def decode(codes: Codes, packed: Tensor, scales: Tensor, odd: int) -> Tensor:
+    """Return the values [r, c], fp32. packed: bytes [r, …] of codes. scales: of every value, as stored. odd: the first
+    code is the upper half of its byte."""
+    if codes.coding == "fp8":
+        return packed.view(torch.float8_e4m3fn).float() * scales.float()
+    table = torch.tensor([*E2M1, *(-each for each in E2M1)])
+    both = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+    numbers = table[both[:, odd : odd + scales.shape[1]].int()]
+    return torch.ldexp(numbers, scales.int() - 127)
 
 
 def _as_matrix(part: StoredPart, piece: Tensor) -> Tensor | None:

@@ -60,7 +60,10 @@ ALL = [pytest.param(registry, name, id=f"{registry.word} {name}") for registry i
 BLOCKS = ("planner/graph/provenance.py",)  # `checkpoint { … }`, `log { … }`
 COMMANDS = ("planner/graph/graph.py", "runtime/loop/commands.py", "runtime/jobs/launch.py")  # of `xtrain control`
 OTHER_THINGS = {
-    "fp8": ("plan/hardware.py", "dsl/schema/precision.py"),  # a format of products
+    "fp8": (  # a format of products, and of files
+        *("plan/hardware.py", "dsl/schema/precision.py", "dsl/schema/model.py", "dsl/schema/model_config.py"),
+        *("plan/coded_weights.py", "runtime/store/stored_weights.py"),
+    ),
     "int8": ("components/sources/tokens_run.py",),  # a type of arrays
     "ddp": ("dsl/starter.py",),  # a starter
     "cross_entropy": ("runtime/inspect/repeats.py",),  # a field of a step

@@ -13,7 +13,7 @@ from code_models import SIZES
 from code_models import make as make_code
 from forked_ranks import ForkedRanks, Outcome, RanksFailed
 from projects import events
-from reference_models import CONFIGS, gradients, make
+from reference_models import CONFIGS, coded, gradients, make
 from safetensors.torch import load_file, save_file
 from trials import Laboratory
 
@@ -259,6 +259,27 @@ def test_a_layout_reads_and_computes_what_one_process_does(
     for read, shapes in zip(read_bytes(cut), cut.outcome.shapes, strict=True):
         own = [size for name, size in biases.items() if name.split(".")[2] in {each.split(".")[1] for each in shapes}]
         assert read == 4 * sum(own) + sum(4 * prod(shape) for shape in shapes.values())
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("family", "name", "coding", "layout"),
+    [
+        ("gpt_oss", "in blocks", "mxfp4", (*FSDP, *EP)),
+        ("gpt_oss", "in blocks", "mxfp4", (*TP, *FSDP)),
+        ("deepseek_v3", "plain", "fp8", (*TP, *FSDP, *EP)),
+        ("qwen3", "plain", "fp8", (*PP, *FSDP)),
+    ],
+)
+def test_a_layout_reads_the_codes_that_one_process_does(
+    desk: Desk, family: str, name: str, coding: str, layout: tuple[str, ...]
+):
+    folder = desk.folder / f"{family} in {coding} {layout}"
+    make(family, name, folder)
+    coded(folder, coding)
+    label, more = f"{family}_{coding}_{len(layout)}", {"params": "fp64", "settings": SETTINGS.get(family, "")}
+    alone = desk.run(folder, f"{label}_alone", **more)
+    check(desk.run(folder, f"{label}_cut", *layout, **more), alone.loss, alone.gradients, 1e-10)
 
 
 @pytest.mark.parametrize(

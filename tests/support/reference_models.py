@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 
 # Of every model; the vocabulary is one that no even number of ranks divides, and has the ids of the bytes.
@@ -249,6 +250,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "no bias, tied": {**OSS, "head_dim": 20, "attention_bias": False,
             "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16, "swiglu_limit": 0.5,
             "swiglu_alpha": 1.3, "tied": True},
+        "in blocks": {**OSS, "head_dim": 8, "intermediate_size": 64, "sliding_window": 7},
         "no window, not scaled": {**OSS, "head_dim": 8, "layer_types": ["full_attention"] * 2, "num_key_value_heads": 4,
             "rope": {}},
     },
@@ -294,6 +296,35 @@ def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
         saved = {key: value for key, value in json.loads(file.read_text()).items() if key != "layer_types"}
         file.write_text(json.dumps(saved))
     return model
+
+
+def coded(folder: Path, coding: str) -> dict[str, torch.Tensor]:
+    """Give a folder the matrices of its experts, or all of its blocks, as codes, and return the values of these."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    config = json.loads((folder / "config.json").read_text())
+    tensors = {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+    values = {name: each.bfloat16() for name, each in tensors.items()}
+    for name, value in tensors.items():
+        if coding == "mxfp4" and name.endswith(("gate_up_proj", "down_proj")):
+            experts, columns, rows = value.shape
+            blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(118, 124, blocks.shape[:-1], dtype=torch.uint8)
+            values |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        elif (coding == "fp8" and name.endswith("_proj.weight")) or name.endswith("_mqa.weight"):
+            scales = torch.rand([-(-extent // 16) for extent in value.shape]) / 100 + 0.01
+            whole = scales.repeat_interleave(16, 0).repeat_interleave(16, 1)[: len(value), : value.shape[1]]
+            codes = (value / whole).clamp(-448, 448).to(torch.float8_e4m3fn)
+            values |= {name: codes, f"{name}_scale_inv": scales}
+            tensors[name] = codes.float() * whole
+    config["quantization_config"] = {"quant_method": coding, "weight_block_size": [16, 16]}
+    if coding == "mxfp4":
+        for name in [each.removesuffix("_blocks") for each in values if each.endswith("_blocks")]:
+            tensors[name] = convert_moe_packed_tensors(values[f"{name}_blocks"], values[f"{name}_scales"])
+            del values[name]
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(values, folder / "model.safetensors")
+    return {name: each.bfloat16() for name, each in tensors.items()}
 
 
 class Whole(TorchFunctionMode):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference_models import CONFIGS, make
+from reference_models import CONFIGS, coded, make
 from safetensors.torch import load_file, save_file
 from small_runs import drawn, make_run, plan_of, read, save
 
@@ -17,6 +17,7 @@ from xtrain.dsl.schema.model import FAMILIES, expert_families
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.plan.serialise import load_plan
 from xtrain.plan.weight_files import WeightsUnreadable, read_weight_files
+from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.errors import ExportFailed
 from xtrain.runtime.nn.texts import Sampling
 from xtrain.runtime.sampling.text_generator import Prompts
@@ -244,6 +245,39 @@ def test_the_text_of_another_type_is_exported_as_its_family(
     after = stored(tmp_path / "out")
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     assert config_of(tmp_path / "out") == {**own, **({"tie_word_embeddings": False} if whole else {})}
+
+
+SPEC = """experiment coded {{ seed = 1, budget = 1 steps }}
+model "{folder}" {{ }}
+tokenizer bytes
+dataset code {{ source = python_stdlib() }}
+batch {{ sequence = 64 }}
+optimizer adamw {{ lr = 1e-3 }}
+"""
+
+
+@pytest.mark.parametrize(("family", "coding"), [("gpt_oss", "mxfp4"), ("deepseek_v3", "fp8")])
+def test_a_folder_of_codes_is_dequantised_and_written_in_bf16(tmp_path: Path, family: str, coding: str):
+    folder = tmp_path / "base"
+    make(family, "in blocks" if coding == "mxfp4" else "plain", folder)
+    expected, own = coded(folder, coding), config_of(folder)
+    exported(folder, tmp_path / "out")
+    after = stored(tmp_path / "out")
+    assert after.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(after[name], value) and after[name].dtype == torch.bfloat16, name
+    assert own.pop("quantization_config") and config_of(tmp_path / "out") == {**own, "dtype": "bfloat16"}
+    plan = plan_of(f'"{folder}" {{ }}')
+    (does,) = (node.does for node in plan.nodes if node.op == "setup.read_weights")
+    assert f"of bf16, dequantized from {coding}" in does
+    (shown,) = (each for each in plan.provenance if each.path == "model.coding")
+    assert (shown.value, shown.origin) == (coding, "config")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    compiled = plan_from_text(SPEC.format(folder=tmp_path / "out"), "spec.xtrain")
+    assert [(each.code, f"stored as {coding}" in each.message) for each in compiled.diagnostics.errors] == [
+        ("X524", True)
+    ]
 
 
 def test_a_snapshot_of_the_hub_is_exported_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,11 +1,13 @@
 """Reading pieces of stored tensors: any rows and columns, in chunks of any size, as no more bytes than they have."""
 
+import json
 import os
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -138,3 +140,75 @@ def test_runs_are_stretches_of_neighbours():
 
     assert found(3, 4, 5) == [(0, 3)] and found(3, 5, 6) == [(0, 1), (1, 3)] and found() == []
     assert found(0, 1, 2, 3, 4, 9, most=2) == [(0, 2), (2, 4), (4, 5), (5, 6)]
+
+
+def fp8_codes(shape: tuple[int, ...]) -> Tensor:
+    """Random E4M3 numbers that are finite."""
+    codes = torch.randint(0, 255, shape, dtype=torch.uint8)
+    return torch.where(codes & 127 == 127, 0, codes).view(torch.float8_e4m3fn)
+
+
+def pieces_are_read(
+    folder: Path, parts: dict[str, tuple[StoredPart, ...]], expected: dict[str, Tensor], *, cut: bool
+) -> None:
+    """Whole or as cut pieces of every dimension, bit for bit."""
+    files = read_weight_files(str(folder))
+    first = next(iter(expected.values()))
+    for cuts in product((*CUTS, lambda n: range(1, n)) if cut else CUTS[:1], repeat=first.ndim):
+        indices = [torch.tensor(list(own(n)), dtype=torch.int64) for own, n in zip(cuts, first.shape, strict=True)]
+        with WeightReader(files, Assignment(parts), lambda done: None) as reader:
+            pieces = {name: torch.empty([len(each) for each in indices], dtype=first.dtype) for name in expected}
+            read_cut(reader, pieces, indices)
+        for name, value in expected.items():
+            for dim, chosen in enumerate(indices):
+                value = value.index_select(dim, chosen)
+            assert torch.equal(value.view(torch.uint8), pieces[name].view(torch.uint8))
+
+
+def read_cut(reader: WeightReader, pieces: dict[str, Tensor], indices: list[Tensor]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_weights, "own_indices", lambda parameter, dim: indices[dim])
+        reader.read(pieces.items())
+
+
+@pytest.mark.parametrize("chunk", [64, 2**24])
+def test_fp8_is_dequantised_as_transformers_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int):
+    """20 matrices whose scales have 4 rows and 8 columns each, to fp32."""
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    monkeypatch.setattr(stored_weights, "CHUNK_BYTES", chunk)
+    torch.manual_seed(0)
+    stored, expected = dict[str, Tensor](), dict[str, Tensor]()
+    for number in range(20):
+        rows, columns = (int(each) for each in torch.randint(1, 6, (2,)))
+        codes, scales = fp8_codes((4 * rows, 8 * columns)), torch.rand(rows, columns) / 100
+        stored |= {f"{number}.weight": codes, f"{number}.weight_scale_inv": scales}
+        expected[f"{number}.weight"] = Fp8Dequantize(None)._dequantize_one(codes, scales)
+    save_file(stored, tmp_path / "model.safetensors")
+    form = {"quant_method": "fp8", "weight_block_size": [4, 8]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": form}))
+    for number, (name, value) in enumerate(expected.items()):
+        pieces_are_read(tmp_path, {name: (StoredPart(name, tuple(value.shape)),)}, {name: value}, cut=number < 2)
+
+
+@pytest.mark.parametrize("chunk", [64, 2**24])
+def test_mxfp4_is_dequantised_as_transformers_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int):
+    """20 stacks with rows of gate and up in turns, to bf16."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    monkeypatch.setattr(stored_weights, "CHUNK_BYTES", chunk)
+    torch.manual_seed(0)
+    stored, expected = dict[str, Tensor](), dict[str, Tensor]()
+    for number in range(20):
+        experts, rows, groups = (int(each) for each in torch.randint(1, 4, (3,)))
+        blocks = torch.randint(0, 256, (experts, 2 * rows, groups, 16), dtype=torch.uint8)
+        scales = torch.randint(90, 160, blocks.shape[:-1], dtype=torch.uint8)
+        stored |= {f"{number}_blocks": blocks, f"{number}_scales": scales}
+        expected[f"{number}_blocks"] = convert_moe_packed_tensors(blocks, scales)
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "mxfp4"}}))
+    for number, (name, value) in enumerate(expected.items()):
+        experts, columns, rows = value.shape
+        part = StoredPart(name, (experts, rows, columns), transposed=True, step=2)
+        both = {each: (evolve(part, first=first),) for first, each in enumerate(("gate", "up"))}
+        pieces_are_read(tmp_path, both, {"gate": value[..., ::2], "up": value[..., 1::2]}, cut=number < 2)
