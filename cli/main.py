@@ -25,6 +25,13 @@ GROUPS = {
     "watch": ("runs", "watch", "report", "control", "fit-law"),
     "use what was trained": ("checkpoint", "generate", "export", "merge"),
 }
+# Verb → words of other programs for it.
+OTHERS = {
+    "run": "train start resume fit", "runs": "list ls ps status", "check": "validate lint",
+    "control": "stop eval evaluate",
+    "generate": "sample chat infer inference", "fetch": "download", "fmt": "format", "launch": "submit", "init": "new",
+    "watch": "dashboard", "plan": "show", "diff": "compare",
+}  # fmt: skip
 VERBS: tuple[str, ...] = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 # Verbs that end soon: a plan takes about an eighth less processor time without searches for cyclic garbage. A trace
 # runs the program, whose tensors are in cycles.
@@ -189,7 +196,10 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
-            hint = _did_you_mean(str(value), known) or f"choose from {', '.join(known)}"
+            others = OTHERS.items() if action.dest == "verb" else ()
+            other = next((verb for verb, words in others if value in words.split()), None)
+            hint = f"use `{other}`" if other else _did_you_mean(str(value), known)
+            hint = hint or f"choose from {', '.join(known)}"
             raise argparse.ArgumentError(action, f"invalid choice: {str(value)!r}; {hint}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

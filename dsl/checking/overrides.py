@@ -12,7 +12,7 @@ from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import closest
-from xtrain.dsl.diagnostics.synonyms import ours
+from xtrain.dsl.diagnostics.synonyms import ours, synonym_of
 from xtrain.dsl.evaluation.evaluate import Definition, Evaluator, Names
 from xtrain.dsl.evaluation.statements import Label, ReadStatements, Section, SectionEntry, Tree, TriggerSection
 from xtrain.dsl.evaluation.values import FAILED, Value, Word, describe
@@ -359,7 +359,9 @@ class Overriding:
         meant = "` or `".join(near) or closest(name, candidates)
         known = ", ".join(candidates)
         notes = [] if meant else [(f"there are {known}" if known else "there are none", None)]
-        hint = f"did you mean `{meant}`?" if meant else None
+        hint, synonym = f"did you mean `{meant}`?" if meant else None, synonym_of(name)
+        if synonym is not None and synonym.hint and (not meant or meant.rpartition(".")[2] in synonym.names):
+            hint = f"{hint} {synonym.hint_with()}" if hint and synonym.convert else synonym.hint_with()
         self.diagnostics.error("X217", f"there is no {what} `{name}`", span, hint=hint, notes=notes)
 
     def _ambiguous(

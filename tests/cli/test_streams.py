@@ -85,6 +85,8 @@ def test_a_working_folder_that_is_gone(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("arguments", "hint"), [
     (["rnu"], "invalid choice: 'rnu'; did you mean `run`?"),
+    (["train", "x"], "invalid choice: 'train'; use `run`"),
+    (["evaluate", "x"], "invalid choice: 'evaluate'; use `control`"),
     (["checkpoint", "shwo", "x"], "invalid choice: 'shwo'; did you mean `show`?"),
     (["plan", "x", "--wrld=2"], "unrecognized arguments: --wrld=2; did you mean `--world`?"),
     (["plan", "x", "--format", "svg"], "invalid choice: 'svg'; choose from text, json, mermaid, dot"),
