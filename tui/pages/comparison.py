@@ -81,7 +81,7 @@ def labels(directories: Sequence[Path], experiments: Sequence[str | None] = ()) 
     ids = [path.name for path in directories]
     parts = [name.split("-", 1) if "-" in name else ("", name) for name in ids]
     codes = {code for code, _ in parts}
-    if len(codes) == 1 and _CODE.fullmatch(*codes):
+    if len(codes) == 1 and _CODE.fullmatch(codes.pop()):
         ids = [config for _, config in parts]
     shortest = next((size for size in _IDS if len({one[:size] for one in ids}) == len(set(ids))), None)
     parents = [path.parent.name for path in directories]
