@@ -69,7 +69,17 @@ WITH_EXPERTS = expert_families()
 # One of three layouts each by default, in turns, but of families whose blocks are those of others.
 IN_TURN = ("tp 2 · fsdp 2", "tp 2, whole sequences, selective", "ulysses 2, full")
 LIKE_OTHERS = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "olmo2")
-LIKE_OTHERS += ("olmo3", "seed_oss", "qwen3_5_moe", "granite", "glm4_moe_lite")
+LIKE_OTHERS += (
+    "olmo3",
+    "seed_oss",
+    "qwen3_5_moe",
+    "granite",
+    "glm4",
+    "glm4_moe_lite",
+    "ministral3",
+    "minimax_m2",
+    "phi3",
+)
 ALIKE = ({"qwen3_5_moe", "qwen3_next"}, {"deepseek_v3", "glm4_moe_lite"})  # which differ in their files alone
 ADDED = ((WITH_EXPERTS[0], "pp 2"),)  # a rank adds up whole gradients of experts, which are most of the model
 

@@ -188,7 +188,7 @@ def test_fp8_is_dequantised_as_transformers_does(tmp_path: Path, monkeypatch: py
     form = {"quant_method": "fp8", "weight_block_size": [4, 8]}
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": form}))
     for number, (name, value) in enumerate(expected.items()):
-        pieces_are_read(tmp_path, {name: (StoredPart(name, tuple(value.shape)),)}, {name: value}, cut=number < 2)
+        pieces_are_read(tmp_path, {name: (StoredPart(name, tuple(value.shape)),)}, {name: value}, cut=number < 1)
 
 
 @pytest.mark.parametrize("chunk", [64, 2**24])
@@ -211,4 +211,4 @@ def test_mxfp4_is_dequantised_as_transformers_does(tmp_path: Path, monkeypatch: 
         experts, columns, rows = value.shape
         part = StoredPart(name, (experts, rows, columns), transposed=True, step=2)
         both = {each: (evolve(part, first=first),) for first, each in enumerate(("gate", "up"))}
-        pieces_are_read(tmp_path, both, {"gate": value[..., ::2], "up": value[..., 1::2]}, cut=number < 2)
+        pieces_are_read(tmp_path, both, {"gate": value[..., ::2], "up": value[..., 1::2]}, cut=number < 1)
