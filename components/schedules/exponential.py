@@ -2,7 +2,7 @@
 geometric steps)."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import SCHEDULERS, Curve, Scheduler
@@ -20,6 +20,8 @@ class Exponential(Scheduler):
     """
 
     kind: str = named("exponential")
+    searches: ClassVar[bool] = True
+
     start: float = setting("learning rate of the first step", default=1e-7, check=positive)
 
     def lengths(self) -> dict[str, Quantity]:

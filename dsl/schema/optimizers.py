@@ -315,6 +315,9 @@ class Scheduler(Component):
     at_end: ClassVar[tuple[str, ...]] = ()
     """Lengths that are counted back from the end of the run."""
 
+    searches: ClassVar[bool] = False
+    """It tries rates, unusual ones on purpose."""
+
     def idle(self) -> dict[str, str]:
         """Return the settings without effect at any budget, each with the reason."""
         return {}

@@ -252,7 +252,8 @@ def check_usual(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findin
         for name, (attribute, meta) in settings_of(type(block)).items():
             value = getattr(block, attribute.name)
             number = value.value if isinstance(value, Quantity) else value
-            if meta.usual is None or not isinstance(number, int | float):
+            searched = name == "lr" and spec.scheduler.searches
+            if meta.usual is None or searched or not isinstance(number, int | float):
                 continue
             if _is_written(spec.origins.get(f"{path}.{name}")) and meta.usual.is_far(number):
                 seconds = "seconds" in meta.units
