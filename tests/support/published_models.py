@@ -205,7 +205,7 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
             "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": False, "topk_group": 4,
             "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "use_cache": True, "v_head_dim": 128,
             "vocab_size": 129280}, 671_026_419_200),
-    # Published as 229B, of which a token uses 10B, by the headers of its fp8 files without scales.
+    # Published as 229B, of which a token uses 10B; the digits follow from the config.
     "MiniMax-M2": ({"architectures": ["MiniMaxM2ForCausalLM"], "attention_dropout": 0.0, "attn_type_list": [1] * 62,
             "auto_map": {}, "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
             "intermediate_size": 1536, "layernorm_full_attention_beta": 1.0, "layernorm_linear_attention_beta": 1.0,
@@ -247,7 +247,7 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
                     "rope_type": "yarn", "type": "yarn"}, "sliding_window": None, "tie_word_embeddings": False,
                 "use_cache": True, "vocab_size": 131072}, "vision_config": {"model_type": "pixtral"},
             "vision_feature_layer": -1}, 8_489_553_920),
-    # Published as 1T, of which a token uses 32B; the digits are of conversions to bf16.
+    # Published as 1T, of which a token uses 32B; the digits follow from the config.
     "Kimi-K2-Instruct": ({"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
             "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "aux_loss_alpha": 0.001,
             "bos_token_id": 163584, "eos_token_id": 163585, "ep_size": 1, "first_k_dense_replace": 1,
