@@ -70,14 +70,18 @@ def _sources(
     value: TracedTensor, kept: Mapping[int, TracedTensor], makers: Mapping[int, TracedOp]
 ) -> dict[int, TracedTensor]:
     """Return the values that have to be kept, in addition to `kept`, in order to compute `value` again."""
-    if id(value) in kept:
-        return {}
-    maker = makers.get(id(value))
-    if maker is None:
-        return {id(value): value}
     found: dict[int, TracedTensor] = {}
-    for source in maker.inputs:
-        found |= _sources(source.storage, kept, makers)
+    seen, left = set(kept), [value]
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        maker = makers.get(id(each))
+        if maker is None:
+            found[id(each)] = each
+        else:
+            left += [source.storage for source in reversed(maker.inputs)]
     return found
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from xtrain.blocks.compiled import compile_trace
 from xtrain.blocks.memory_simulator import (
     Handling,
     Recompute,
@@ -14,7 +15,7 @@ from xtrain.blocks.memory_simulator import (
     second_run,
     without_frozen,
 )
-from xtrain.blocks.op_trace import MATMUL, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
+from xtrain.blocks.op_trace import MATMUL, CollectiveCall, FsdpUnit, OpTrace, TracedOp, TracedTensor
 from xtrain.planner.costs.block_trace import TP
 from xtrain.planner.costs.block_trace import _multiply_meanwhile as multiply_meanwhile
 
@@ -132,6 +133,20 @@ def test_a_second_run_ends_where_nothing_more_is_kept():
     assert back.peak == 20 + 20 + 26 and back.net == -10 + 5 + 6
     some = Recompute(saved=frozenset({MATMUL}))
     assert bytes_for_backward(trace, some) == 10 + 20 + 10 and [op.calls for op in second_run(trace, some)] == [(call,)]
+
+
+def test_a_long_compiled_function_keeps_what_goes_in():
+    """Each value is computed from the one before, in two ways."""
+    first = value = TracedTensor(8, 8)
+    ops: list[TracedOp] = []
+    for _ in range(100):
+        other, product = TracedTensor(9, 9), TracedTensor(9, 9)
+        ops.append(TracedOp(inputs=(value,), outputs=(other,), keeps=(value,)))
+        ops.append(TracedOp(inputs=(value, other), outputs=(product,), keeps=(value, other)))
+        value = product
+    ops.append(TracedOp(inputs=(value,), outputs=(TracedTensor(9, 9),), flops=1))
+    compile_trace(OpTrace(first, ops, 0), [range(len(ops))], frozenset())
+    assert {id(kept) for op in ops for kept in op.keeps} == {id(first)}
 
 
 def test_a_unit_is_gathered_exchanged_and_let_go():
