@@ -78,7 +78,7 @@ class LoopDriver:
     """Saves and stops for a reason before the last step; returns the end status."""
     _status: str | None = field(default=None, init=False)
     _error: BaseException | None = field(default=None, init=False)
-    _begun: bool = field(default=False, init=False)
+    _running: int = field(default=0, init=False)  # number of the epoch that is running
     _given_up: str = field(default="", init=False)
     _own: dict[str, HookCall] = field(factory=dict, init=False)
 
@@ -131,13 +131,12 @@ class LoopDriver:
             raise
 
     def _epoch_over(self) -> bool:
-        return self._begun and self.feed.begins_epoch(self.progress.step)
+        return self.epoch > self._running  # a step may be repeated, and a rollback may go back or leave out rows
 
     def step(self) -> bool:
         if self._status is not None or self._given_up or not self._left():
             return False
         self._advance()
-        self._begun = True
         return True
 
     def step_of_epoch(self) -> bool:
@@ -146,7 +145,7 @@ class LoopDriver:
     def run_epoch(self) -> bool:
         if self._status is not None or self._given_up or not self._left():
             return False
-        self._begun = False
+        self._running = self.epoch
         if call := self._own.get(EPOCH):
             self._called(call, EpochContext(driver=self, part=call))
         else:

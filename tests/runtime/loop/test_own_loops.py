@@ -1,9 +1,14 @@
 """Loops of the user around the built-in steps: the same training, ended where they return."""
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from projects import Project, curve, records
+
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.loop.own_loops import LoopDriver
 
 PARTS = """
 from xtrain import epoch, hook, train
@@ -107,3 +112,28 @@ def test_errors_of_steps_and_of_loops_are_told_apart(tmp_path, more, code, messa
     command = project.start("own.xtrain", "--ui", "plain")
     said = "".join(command.communicate(timeout=120))
     assert command.returncode == code and re.search(message, said), said
+
+
+@pytest.mark.parametrize(("course", "epochs"), [
+    ([1, 2, 3, 3, 4, 5, 6], [3, 6]),  # the first step of an epoch is repeated
+    ([1, 2, 3, 2, 3, 4, 5, 6], [3, 6]),  # a rollback went back into the epoch before
+    ([1, 6], [6]),
+])  # fmt: skip
+def test_an_epoch_is_over_when_its_data_is(course, epochs):
+    progress = Progress()
+
+    def steps():
+        yield
+        for progress.step in course:
+            yield
+        return "done"
+
+    batch = SimpleNamespace(epochs_before=lambda step: step / 3)
+    nodes: Any = SimpleNamespace(plan=SimpleNamespace(nodes=[]))
+    feed: Any = SimpleNamespace(batch=batch, steps=6, begins_epoch=lambda step: step % 3 == 0)
+    driver = LoopDriver(course=steps(), nodes=nodes, progress=progress, feed=feed, last=lambda: 6, stop=str)
+    driver._advance()
+    found = []
+    while driver.run_epoch():
+        found.append(progress.step)
+    assert found == epochs
