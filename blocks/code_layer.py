@@ -70,7 +70,7 @@ class CodeLayer(Layer):
             yield BlockParameter(
                 name=each["name"],
                 shape=shape,
-                decays=len(shape) > 1,
+                decays=_decays(each["name"], shape),
                 initial="normal",
                 cut=each.get("cut"),
                 partial="always" if each.get("partial") else "never",
@@ -109,6 +109,12 @@ class CodeLayer(Layer):
 
     def _described(self, arch: Architecture) -> Mapping[str, Any]:
         return arch.own["code"]["kinds"][self.kind]
+
+
+def _decays(name: str, shape: Sequence[int]) -> bool:
+    """Return True for matrices, but not for biases of several experts or heads, and norms of several heads."""
+    module, _, own = name.rpartition(".")
+    return len(shape) > 1 and not own.endswith("bias") and "norm" not in module.rpartition(".")[2].lower()
 
 
 Ways = Mapping[str, tuple[str, bool]]

@@ -377,8 +377,9 @@ class BlockParameter:
 
     @property
     def is_matrix(self) -> bool:
-        """True for a matrix or, for experts, a stack of matrices; a single row or column counts as a vector."""
-        return len(self.shape) == (3 if self.expert else 2) and min(self.shape[-2:]) > 1
+        """True for a matrix or, for experts, a stack of matrices; a single row or column, biases and norms count as
+        vectors."""
+        return self.decays and len(self.shape) == (3 if self.expert else 2) and min(self.shape[-2:]) > 1
 
 
 def parameters(arch: Architecture) -> Iterator[ParameterSpec]:

@@ -399,6 +399,9 @@ MORE_CODE = [
     ("glm4_moe", (*WHOLE, *EP)),
     ("glm4_moe", (*PP, *EP, *FSDP)),
     ("mixtral", (*FSDP, *EP)),
+    ("mixtral", (*RING, *EP, "activation=full")),
+    ("qwen3_moe", (*FSDP, *EP, "activation=selective")),
+    ("deepseek_v3", (*FSDP, *EP, "activation=full")),
     ("granitemoe", (*FSDP, *EP)),
     ("gpt_oss", (*RING, *EP)),  # stacks of another orientation, with biases
     ("nemotron_h", (*FSDP, *EP, ALONE)),  # without gates

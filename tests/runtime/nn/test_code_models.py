@@ -425,3 +425,19 @@ def test_planned_flops_are_those_of_its_code(kind: str, mixes: bool, tmp_path: P
     assert plan.estimates.work.position * positions == pytest.approx(3 * counter.get_total_flops(), rel=4e-4)
     layers = [layer for each in plan.architecture.kinds for layer in each.block.layers()]
     assert any(layer.position_flops(plan.architecture) for layer in layers) == mixes
+
+
+@pytest.mark.parametrize(("kind", "keys", "vectors"), [
+    ("gpt_oss", {}, {"gate_up_proj_bias", "down_proj_bias"}),
+    ("cohere", {"use_qk_norm": True}, {"q_norm.weight", "k_norm.weight"}),
+])  # fmt: skip
+def test_biases_of_experts_and_norms_of_heads_do_not_decay(
+    kind: str, keys: dict[str, Any], vectors: set[str], tmp_path: Path
+):
+    make(kind, tmp_path, **keys)
+    arch = plan_for(tmp_path).architecture
+    for own in arch.kinds:
+        of_layer = [each for each in own.block.parameters(arch) if len(each.shape) > 1]
+        found = [each for each in of_layer if not each.decays]
+        assert len(found) == len(vectors) and all(each.name.endswith(tuple(vectors)) for each in found)
+        assert len(of_layer) > len(found) and not any(each.is_matrix for each in found)
