@@ -52,14 +52,16 @@ class BoardServer(Server):
 
         web.run_app(self._make_app(), host=self.host, port=self.port, print=announce, access_log=None)
 
+    def _is_token(self, given: str) -> bool:
+        return compare_digest(given.encode("utf-8", "surrogateescape"), self._token.encode())
+
     @web.middleware
     async def _only_with_token(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        given = request.query.get("token", "")
-        if given and request.path == "/" and compare_digest(given.encode(), self._token.encode()):
+        if request.path == "/" and self._is_token(request.query.get("token", "")):
             found = web.HTTPFound("/")
             found.set_cookie(self._cookie, self._token, httponly=True, samesite="Strict")
             raise found
-        if not compare_digest(request.cookies.get(self._cookie, "").encode(), self._token.encode()):
+        if not self._is_token(request.cookies.get(self._cookie, "")):
             raise web.HTTPForbidden(text="open the address that `xtrain watch --web` has printed, with its token\n")
         here = f"{request.scheme}://{request.host}"
         if request.path == "/ws" and request.headers.get("Origin", here) != here:

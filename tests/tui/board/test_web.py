@@ -35,6 +35,10 @@ def test_only_those_who_know_the_token_see_it(run: Path) -> None:
         async with TestClient(TestServer(await server._make_app()), cookie_jar=unsafe) as client:
             for path in REFUSED:
                 assert (await client.get(path)).status == 403, path
+            reader, writer = await asyncio.open_connection(client.host, client.port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: here\r\nCookie: xtrain-8765=\xff\r\n\r\n")  # no UTF-8
+            assert b" 403 " in await reader.readline()
+            writer.close()
             answer = await client.get(f"/?token={TOKEN}", allow_redirects=False)
             assert answer.status == 302 and answer.headers["Location"] == "/"
             assert {"HttpOnly", "SameSite=Strict"} <= set(answer.headers["Set-Cookie"].split("; "))
