@@ -173,7 +173,7 @@ _SAME: Final = {
     # training
     "lr": "learning_rate max_lr peak_lr", "weight_decay": "wd", "eps": "adam_epsilon adam_eps", "seed": "random_seed",
     "micro": "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu local_batch_size "
-             "device_batch_size ppo_micro_batch_size_per_gpu micro_batch_size_per_gpu",
+             "device_batch_size micro_batch_size_per_gpu",
     "accumulate": "gradient_accumulation_steps grad_accum grad_accum_steps accumulate_grad_batches",
     "sequence": "seq_len seq_length sequence_length sequence_len max_seq_len max_seq_length context_length "
                 "block_size encoder_seq_length",
@@ -265,7 +265,10 @@ _CONVERTED: Final[dict[str, tuple[str, Conversion, str]]] = {
 _AMBIGUOUS: Final = {
     "batch_size train_batch_size total_batch_size": ("rows micro", _SEVERAL_BATCHES),
     "ppo_mini_batch_size": (
-        "rows", "verl counts prompts of an update; `rows` counts rows of a step, `group` rows for each prompt",
+        "rows", "verl counts prompts of an update; `rows` counts rows of a step, each with all completions of a prompt",
+    ),
+    "ppo_micro_batch_size_per_gpu": (
+        "micro", "verl counts completions of a forward; `micro` counts rows, each with all completions of a prompt",
     ),
     "clip_ratio": ("clip_low clip_high", "it is both `clip_low` and `clip_high`"),
     "max_length cutoff_len model_max_length": (

@@ -138,7 +138,7 @@ CERTAIN = [
     ("optimizer", "gradient_clipping = 1.0", "clip = 1.0"),
     ("scheduler", "warmup_num_steps = 500", "warmup = 500 steps"),
     # verl
-    ("batch", "ppo_micro_batch_size_per_gpu = 4", "micro = 4"),
+    ("batch", "micro_batch_size_per_gpu = 4", "micro = 4"),
     ("experiment", "total_epochs = 15", "budget = 15 epochs"),
     ("experiment", "total_training_steps = 300", "budget = 300 steps"),
     ("optimizer", "clip_grad = 1.0", "clip = 1.0"),
@@ -203,6 +203,7 @@ UNCERTAIN = [
     ("grpo", "epsilon = 0.2", "`clip_low` and `clip_high`"),
     ("grpo", "clip_ratio = 0.2", "both `clip_low` and `clip_high`"),
     ("batch", "ppo_mini_batch_size = 256", "prompts of an update"),
+    ("batch", "ppo_micro_batch_size_per_gpu = 8", "all completions of a prompt"),
     ("scheduler", "lr_warmup_steps = -1", "a number of `steps`"),  # verl: by the ratio
     ("checkpoint", "save_freq = 20", "`every 20 steps checkpoint`"),
     ("batch", "val_check_interval = 0.25", "steps eval DATASET`"),  # a share of an epoch
