@@ -47,15 +47,22 @@ def runs_at(text: str | None) -> list[Path]:
 
     None: all below `runs`. A folder: the run around it or in it, else the runs below it or below its `runs`.
     Any other text is a name of runs below `runs`: an experiment, a run, the part of a run's name after `-`, one of
-    these after `experiment/` or `experiment·`, or the beginning of a single such name. `@2` is the second newest run,
-    `NAME@2` the second newest of the runs that NAME may mean.
+    these after `experiment/` or `experiment·`, or the beginning of a single such name. A whole name also counts if a
+    folder without runs has it. `@2` is the second newest run, `NAME@2` the second newest of the runs that NAME may
+    mean.
     """
     given = ROOT if text is None else text
     before, mark, count = given.rpartition("@")
     counted = bool(mark) and count.isdecimal() and len(count) < 7 and not is_folder(Path(given))
     name = (before or ROOT) if counted else given
     in_folder = text is None or is_folder(Path(name)) or (counted and not before)
-    runs = _runs_in(Path(name)) if in_folder else _runs_called(name)
+    try:
+        runs = _runs_in(Path(name)) if in_folder else _runs_called(name)
+    except NoRun:  # a folder of other files may have the name of an experiment
+        runs = [run for run in _runs(Path(ROOT)) if in_folder and name in _names(run)]
+        if not runs:
+            raise
+        in_folder = False
     if counted:
         if not 0 < int(count) <= len(runs):
             raise NoRun(f"there is no run {given}: {name} has {len(runs)}")

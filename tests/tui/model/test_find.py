@@ -61,6 +61,16 @@ def test_a_plan_that_was_saved_in_the_project_is_no_run(runs: dict[str, Path]) -
     assert run_at(".").resolve() == runs["quick/abd-2"]
 
 
+@pytest.mark.parametrize(("folder", "name"), [("quick", "quick/abd-2"), ("xyz-3", "large/xyz-3"), ("lar", None)])
+def test_a_folder_of_other_files_hides_no_name(runs: dict[str, Path], folder: str, name: str | None) -> None:
+    Path(folder).mkdir()
+    if name is None:
+        with pytest.raises(NoRun, match="there is no run at lar or below it"):
+            run_at(folder)
+    else:
+        assert run_at(folder).resolve() == runs[name]
+
+
 @pytest.mark.parametrize(("text", "message"), [
     ("ab", "`ab` names 2 runs: quick/abd-2, quick/abc-1; write more of a name, or ab@1 for the newest"),
     ("quick·ab", "`quick·ab` names 2 runs: quick/abd-2, quick/abc-1; write more"),
