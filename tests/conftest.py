@@ -55,12 +55,16 @@ WITH_RANKS = ("tests/planner/test_diff_resume.py", "tests/server/engine/test_as_
 # They load transformers, which takes three seconds: one process does, beside that of the ranks.
 TRANSFORMERS = "tests (transformers)"
 WITH_TRANSFORMERS = (
+    "tests/components/test_imported_run.py",
     "tests/components/test_lora_against_peft.py",
     "tests/planner/test_agreement.py",
     "tests/runtime/feed/test_found_records.py",
     *(f"tests/runtime/store/test_{name}.py" for name in ("peft", "pissa", "reward_models", "round_trip")),
     *(f"tests/runtime/sampling/test_{name}.py" for name in ("generation", "scorer", "teaching")),
-    "tests/runtime/nn/test_rope.py",
+    *(
+        f"tests/runtime/nn/test_{name}.py"
+        for name in ("code_experts", "code_models", "code_resumes", "published_code", "remote_code", "rope")
+    ),
 )
 # They fork a few ranks for a function: one process loads what these need (`ranks`).
 FEW_RANKS = "tests (few ranks)"
@@ -218,6 +222,20 @@ def _group(nodeid: str) -> str:
     if file in WITH_FEW_RANKS:
         return FEW_RANKS
     return RANKS if file.startswith(f"{RANKS}/") or file in WITH_RANKS else file
+
+
+@pytest.fixture
+def inspected_here(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Inspect models that transformers computes in this process, and each config once for all tests."""
+    from code_models import inspected
+
+    from xtrain.dsl.checking import inspections, model_code
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # all processes share the folder
+        folder = folder.parent
+    monkeypatch.setattr(inspections, "_cache", lambda: folder / "inspected")
+    monkeypatch.setattr(model_code, "_inspected", inspected)
 
 
 @pytest.fixture(scope="session")

@@ -61,9 +61,9 @@ class _Recorder(TorchDispatchMode):
         outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         new = {}
         # A view of a tensor from outside is no new tensor.
-        known = {*self.numbers, *self.parameters, *self.shared, *map(storage, inputs)}
+        known = (self.numbers, self.parameters, self.shared, set(map(storage, inputs)))
         for output in outputs:
-            if (key := storage(output)) not in known and key not in self.numbers:
+            if not any((key := storage(output)) in each for each in known):
                 self.numbers[key] = len(self.numbers)
                 self.alive.append(output.untyped_storage())
                 new[self.numbers[key]] = (output.untyped_storage().nbytes(), output.is_floating_point())
@@ -178,27 +178,30 @@ class _WithoutValues(TorchDispatchMode):
 
 
 @contextmanager
-def _captured(layers: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Any, Any]]]:
-    """Yield the calls of layers. The first of each class computes; the others return its results."""
-    calls: list[tuple[nn.Module, Any, Any]] = []
+def _recording(layers: Sequence[nn.Module], chosen: Sequence[int]) -> Iterator[dict[int, _Recorder]]:
+    """Yield chosen layer → its operations in its first call. Other layers return the result of one of their class."""
+    found: dict[int, _Recorder] = {}
     before = [layer.forward for layer in layers]
     results: dict[type[nn.Module], Any] = {}
 
-    def forward_of(layer: nn.Module) -> Any:
+    def forward_of(number: int, layer: nn.Module) -> Any:
         own = layer.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            calls.append((layer, args, kwargs))
-            if type(layer) not in results:
+            if number in chosen and number not in found:
+                layer.forward, replaced = own, layer.forward  # type: ignore[method-assign]
+                found[number], results[type(layer)] = recorded(layer, args, kwargs)
+                layer.forward = replaced  # type: ignore[method-assign]
+            elif type(layer) not in results:
                 results[type(layer)] = own(*args, **kwargs)
             return results[type(layer)]
 
         return forward
 
-    for layer in layers:
-        layer.forward = forward_of(layer)  # type: ignore[method-assign]
+    for number, layer in enumerate(layers):
+        layer.forward = forward_of(number, layer)  # type: ignore[method-assign]
     try:
-        yield calls
+        yield found
     finally:
         for layer, own in zip(layers, before, strict=True):
             layer.forward = own  # type: ignore[method-assign]
@@ -263,12 +266,10 @@ def traces(
         for positions in lengths:
             ids, places = torch.empty(1, positions, dtype=torch.long), torch.arange(positions)[None]
             experts, chosen = counted(config, EXPERTS), counted(config, CHOSEN)
-            with _WithoutValues(positions, experts, chosen):
-                with _captured(list(code.layers)) as calls:
-                    code.hidden(ids, places)
-                for layer in layers:
-                    args, kwargs = next((args, kwargs) for each, args, kwargs in calls if each is code.layers[layer])
-                    found[layer, positions] = recorded(code.layers[layer], args, kwargs)
+            without = _WithoutValues(positions, experts, chosen)
+            with without, _recording(list(code.layers), layers) as recorders:
+                code.hidden(ids, places)
+            found |= {(layer, positions): recorders[layer] for layer in layers}
     return found
 
 
@@ -283,8 +284,8 @@ def shared_bytes(found: Mapping[tuple[int, int], _Recorder]) -> list[float]:
     return _polynomial(sums) or _through(sums)
 
 
-def recorded(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Recorder:
-    """Return the operations of a module's forward of one row."""
+def recorded(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Recorder, Any]:
+    """Return the operations of a module's forward of one row, and its result."""
     given = torch.empty_like(args[0] if args else kwargs["hidden_states"]).requires_grad_()
     args, kwargs = ((given, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": given})
     names = {storage(parameter): name for name, parameter in module.named_parameters()}
@@ -293,12 +294,12 @@ def recorded(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         _Recorder(names, sizes, given) as recorder,
         torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda t: t),
     ):
-        module(*args, **kwargs)
+        result = module(*args, **kwargs)
     # A recomputed layer keeps all that it was given, masks among them.
     others = (each for each in tree_leaves((args, dict(kwargs))) if isinstance(each, Tensor) and each is not given)
     recorder.shared |= {storage(each): each.untyped_storage().nbytes() for each in others}
     recorder.alive += [each.untyped_storage() for each in tree_leaves((args, dict(kwargs))) if isinstance(each, Tensor)]
-    return recorder
+    return recorder, result
 
 
 def _polynomial(values: Mapping[int, float]) -> list[float] | None:

@@ -79,7 +79,7 @@ def describe(request: Mapping[str, Any]) -> dict[str, Any]:
         with numbers_in(format), FakeTensorMode():
             traced = _Traced(layer.name, OwnMixer(layer, part, Axes()))
             given = {n: torch.empty(1, n, request["width"], dtype=format) for n in LENGTHS}
-            traces = {n: recorded(traced, (x_BSD,), {}) for n, x_BSD in given.items()}
+            traces = {n: recorded(traced, (x_BSD,), {})[0] for n, x_BSD in given.items()}
         costs[name] = costs_of(traces)
     return {"costs": costs}
 

@@ -79,6 +79,9 @@ class Bench:
         return self.ranks.run(compiled.plan, self.folder, name=name, mutation=mutation)
 
 
+pytestmark = pytest.mark.usefixtures("inspected_here")
+
+
 @pytest.fixture(scope="module")
 def bench(lab: Laboratory, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("features")

@@ -424,6 +424,7 @@ IN_FP32 = ("gemma2", "cohere", "glm4_moe", "deepseek_v3")  # sums gradients of n
 @pytest.mark.parametrize(
     ("kind", "layout"), [*CODE, *(pytest.param(*each, marks=pytest.mark.matrix) for each in MORE_CODE)]
 )
+@pytest.mark.usefixtures("inspected_here")
 def test_code_of_transformers_on_two_ranks(desk: Desk, kind: str, layout: tuple[str, ...]):
     folder = desk.folder / f"code of {kind}"
     make_code(kind, folder, **SIZES.get(kind, {}))
@@ -451,6 +452,7 @@ NF4 = ("precision.base.kind=nf4", "precision.base.block=32")
         pytest.param("granitemoe", (*PP, *NF4), "q_proj", marks=pytest.mark.matrix),
     ],
 )
+@pytest.mark.usefixtures("inspected_here")
 def test_adapters_of_experts_of_code_of_transformers(desk: Desk, kind: str, layout: tuple[str, ...], matrix: str):
     """On two ranks against one, and on a base in codes."""
     folder = desk.folder / f"adapted code of {kind}"
@@ -471,6 +473,7 @@ GENERATE = f"on finish generate {{ prompts = {PROMPTS}, tokens = 6, temperature 
 @pytest.mark.parametrize(("kind", "layout"), [
     ("olmo3", PP), ("gpt2", PP), ("gemma2", RING), ("qwen3", WHOLE), ("olmoe", (*FSDP, *EP)), ("opt", WHOLE),
 ])  # fmt: skip
+@pytest.mark.usefixtures("inspected_here")
 def test_texts_of_code_of_transformers_on_two_ranks(desk: Desk, kind: str, layout: tuple[str, ...]):
     folder = desk.folder / f"texts of {kind} {layout[0]}"
     make_code(kind, folder, vocab_size=264)

@@ -221,20 +221,16 @@ def round_trip(folder: Path, base: Path) -> list[str]:
     ]
 
 
-def inspect_here() -> None:
-    """Inspect models in this process, which has imported transformers, instead of in one of their own."""
-
-    def inspected(config: str, versions: Any, remote: str = "") -> dict[str, Any]:
-        content = json.loads(config)
-        try:
-            if remote:
-                execute_files(content, Path(remote))
-            found = json.loads(json.dumps(describe(content)))
-            return {**found, "source": remote or found["source"]}
-        except UnknownCode as problem:
-            raise model_code.CodeUnusable(str(problem), problem.hint) from problem
-
-    model_code._inspected = inspected  # type: ignore[assignment]
+def inspected(config: str, versions: Any, remote: str = "") -> dict[str, Any]:
+    """Inspect a model in this process, which has imported transformers, instead of in a child process."""
+    content = json.loads(config)
+    try:
+        if remote:
+            execute_files(content, Path(remote))
+        found = json.loads(json.dumps(describe(content)))
+        return {**found, "source": remote or found["source"]}
+    except UnknownCode as problem:
+        raise model_code.CodeUnusable(str(problem), problem.hint) from problem
 
 
 def table(kinds: list[str]) -> Iterator[dict[str, Any]]:
@@ -316,7 +312,7 @@ if __name__ == "__main__":
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    inspect_here()
+    model_code._inspected = inspected  # type: ignore[assignment]
     every, seen = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), []
     chosen = [each for each in sys.argv[1:] if each != "--write"]
     for row in table(chosen or every):

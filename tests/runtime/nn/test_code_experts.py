@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from code_models import built, content_of, inspect_here, make, rows
+from code_models import built, content_of, make, rows
 from small_runs import SPEC, plan_of
 from torch import Tensor
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
-from xtrain.dsl.checking import model_code
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.inspect.code_experts import experts_of, measured_experts, take_all
@@ -21,12 +20,7 @@ from xtrain.runtime.nn.code_experts import CodeExperts, repeating
 from xtrain.runtime.nn.model_code import CodeModel, build, config_of
 from xtrain.runtime.nn.recompute import runs_of
 
-
-@pytest.fixture(autouse=True)
-def _inspected_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(model_code, "_inspected", model_code._inspected)
-    inspect_here()
+pytestmark = pytest.mark.usefixtures("inspected_here")
 
 
 def tiny(kind: str) -> CodeModel:

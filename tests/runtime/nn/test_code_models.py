@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from code_models import SINGLE, built, differences, inspect_here, make, plan_for, round_trip, rows, theirs
+from code_models import SINGLE, built, differences, make, plan_for, round_trip, rows, theirs
 from reference_models import make as make_native
 from small_runs import SPEC, make_run, plan_of, read, save
 from torch.utils.flop_counter import FlopCounterMode
@@ -43,11 +43,7 @@ OTHERS = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _inspected_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(model_code, "_inspected", model_code._inspected)
-    inspect_here()
+pytestmark = pytest.mark.usefixtures("inspected_here")
 
 
 @pytest.mark.parametrize("kind", [*ORDINARY, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])

@@ -5,22 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from code_models import built, inspect_here, make, plan_for
+from code_models import built, make, plan_for
 from reference_models import make as make_native
 from small_runs import plan_of
 
-from xtrain.dsl.checking import model_code
+from xtrain.dsl.checking import inspections, model_code
 from xtrain.plan.checkpoints import checkpoint_contents, mismatches, origin_contents, weight_mismatches
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.nn import code_transformer
 
+CACHE = inspections._cache
 
-@pytest.fixture(autouse=True)
-def _inspected_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(model_code, "_inspected", model_code._inspected)
-    inspect_here()
+pytestmark = pytest.mark.usefixtures("inspected_here")
 
 
 def edit(folder: Path, **keys: Any) -> None:
@@ -112,6 +109,8 @@ def test_a_description_is_made_again_if_its_file_is_damaged_or_the_code_has_chan
         model_code._described.cache_clear()
         return model_code.describe({"model_type": "own"})
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(inspections, "_cache", CACHE)
     monkeypatch.setattr(model_code, "_inspected", inspected)
     first = described()
     assert described() == first and len(made) == 1 and "source" not in first

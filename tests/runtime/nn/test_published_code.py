@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from code_models import SINGLE, inspect_here
+from code_models import SINGLE
 from small_runs import plan_of
-
-from xtrain.dsl.checking import model_code
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024}
 NEOX = {"model_type": "gpt_neox", "tie_word_embeddings": False, "max_position_embeddings": 2048}
@@ -54,10 +52,8 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "gpt2" else pytest.mark.slow) for name in PUBLISHED]
 )
-def test_published_models_have_their_parameters(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(model_code, "_inspected", model_code._inspected)
-    inspect_here()
+@pytest.mark.usefixtures("inspected_here")
+def test_published_models_have_their_parameters(name: str, tmp_path: Path):
     config, parameters = PUBLISHED[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
     plan = plan_of(f'"{tmp_path}" {{ code = transformers, weights = none }}', more=SINGLE)

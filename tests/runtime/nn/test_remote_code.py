@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from code_models import built, inspect_here, rows, theirs
+from code_models import built, inspected, rows, theirs
 from small_runs import SPEC, make_run, plan_of, read, save
 from transformers import AutoModelForCausalLM
 
@@ -121,8 +121,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder = tmp_path / "model"
     folder.mkdir()
-    monkeypatch.setattr(model_code, "_inspected", model_code._inspected)
-    inspect_here()
+    monkeypatch.setattr(model_code, "_inspected", inspected)
     for name, text in (("configuration_tiny", CONFIGURATION), ("modeling_tiny", MODELING), ("norms", NORMS)):
         (folder / f"{name}.py").write_text(text)
     (folder / "config.json").write_text(json.dumps({"model_type": "tiny_remote", "auto_map": NAMES}))
@@ -159,7 +158,7 @@ def test_modeling_files_are_executed_only_where_the_spec_says_so(folder: Path, m
     with pytest.raises(PlanMismatch, match="other modeling files than when the plan was made"):
         built(plan)
     assert not (folder / "executed").exists()
-    inspect_here()  # the next one
+    monkeypatch.setattr(model_code, "_inspected", inspected)  # the next one
     again = plan_of(f'"{folder}" {{ code = remote, weights = none }}')
     assert again.config_id != plan.config_id
     (folder / "README.md").write_text("no code")

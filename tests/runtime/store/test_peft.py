@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from adapted_models import with_single_experts
-from code_models import SINGLE, inspect_here
+from code_models import SINGLE
 from code_models import make as make_code
 from reference_models import make
 from safetensors.torch import load_file, save_file
@@ -18,7 +18,6 @@ from small_runs import make_run, plan_of, save
 from torch import Tensor
 
 from xtrain.cli.main import main
-from xtrain.dsl.checking import model_code
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic
 from xtrain.plan.peft import PEFT_CONFIG, PEFT_WEIGHTS, assign_peft
 from xtrain.plan.plan import Plan
@@ -121,13 +120,11 @@ TYPES = (
 
 
 @pytest.mark.parametrize("kind", ["olmo3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES)])
-def test_an_adapter_of_a_model_that_transformers_computes(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("inspected_here")
+def test_an_adapter_of_a_model_that_transformers_computes(tmp_path: Path, kind: str):
     """Is exported as PEFT wrote it, and merged as there."""
     from peft import LoraConfig, get_peft_model
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(model_code, "_inspected", model_code._inspected)
-    inspect_here()
     base = make_code(kind, tmp_path / "base")
     targets = sorted({
         name.rpartition(".")[2]
