@@ -214,11 +214,11 @@ def _evaluation(event: training.EvalEvent) -> tuple[int | None, str, str, str, s
 def _environment(directory: Path, known: Sequence[Event]) -> list[tuple[str, str]]:
     """Return versions, machine and command of the last start; empty where they cannot be read."""
     try:
-        content = read_json(directory / _ENVIRONMENT, TEXT_BYTES)
+        content = read_json(_inside(directory, _ENVIRONMENT), TEXT_BYTES)
     except (OSError, ValueError):
         content = {}
     found = {key: _as_text(value) for key, value in content.items()} if isinstance(content, dict) else {}
-    for line in _text_of(directory / "metadata/git.yaml").splitlines():
+    for line in _text_of(directory, "metadata/git.yaml").splitlines():
         name, _, value = line.partition(": ")
         found.setdefault(f"git {name}", value.strip('"'))
     for event in known:
@@ -234,15 +234,26 @@ def _as_text(value: Any) -> str:
 
 
 def _spec(directory: Path) -> list[tuple[str, str]]:
-    text = _text_of(directory / "spec.xtrain")
+    text = _text_of(directory, "spec.xtrain")
     return [("Spec", text)] if text else []
 
 
-def _text_of(path: Path) -> str:
+def _text_of(directory: Path, name: str) -> str:
     try:
-        return read_regular(path, TEXT_BYTES).decode("utf-8", "replace")
+        return read_regular(_inside(directory, name), TEXT_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+def _inside(directory: Path, name: str) -> Path:
+    """Return the path of a file of a run. Raises OSError if links lead out of its directory, to what nobody shares."""
+    try:
+        path = (directory / name).resolve()
+        if path.is_relative_to(directory.resolve()):
+            return path
+    except RuntimeError:  # links in a circle
+        pass
+    raise OSError(f"{directory / name} is a link to elsewhere")
 
 
 def _server(board: Board) -> str:

@@ -193,6 +193,19 @@ def test_hostile_texts_are_texts(tmp_path: Path) -> None:
         assert "onerror=alert(1)>" in " ".join(elements.said)
 
 
+@pytest.mark.parametrize("name", ["spec.xtrain", "metadata/git.yaml", "metadata/environment.json"])
+def test_links_show_no_files_from_elsewhere(tmp_path: Path, name: str) -> None:
+    run = made_run(tmp_path / "runs/dense/aaaa", logged=3).directory
+    (tmp_path / "private").write_text('{"key": "s3cret"}')
+    (run / name).unlink(missing_ok=True)
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).symlink_to(tmp_path / "private")
+    assert "s3cret" not in page(report_of([run]))
+    (run / name).unlink()
+    (run / name).symlink_to(run / name)
+    assert page(report_of([run]))  # a link to itself
+
+
 def test_spikes_do_not_flatten_a_plot(tmp_path: Path) -> None:
     run = made_run(tmp_path / "dense" / "a", logged=100)
     lines = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
