@@ -20,7 +20,7 @@ from xtrain.dsl.schema.optimizers import (
     scheduled_decay,
     state_format,
 )
-from xtrain.dsl.schema.setting import Usual, momentum_pair, setting
+from xtrain.dsl.schema.setting import UsualRange, momentum_pair, setting
 from xtrain.lazy_attrs import frozen
 
 
@@ -30,12 +30,12 @@ class Lion(PlannedOptimizer):
     """`optimizer lion { … }`: updates by the sign of a momentum; needs about a tenth of AdamW's learning rate."""
 
     kind: str = named("lion")
-    lr: float = learning_rate(Usual(1e-7, 3e-3, "a third to a tenth of AdamW's (arXiv 2302.06675)"))
+    lr: float = learning_rate(UsualRange(1e-7, 3e-3, "a third to a tenth of AdamW's (arXiv 2302.06675)"))
     betas: tuple[float, ...] = setting(
         "exponential decay of the average: in the update, and for the next step", default=(0.9, 0.99),
         check=momentum_pair,
     )  # fmt: skip
-    weight_decay: float = decoupled_decay(1.0, Usual(0.0, 10.0, "3 to 10 times AdamW's (arXiv 2302.06675)"))
+    weight_decay: float = decoupled_decay(1.0, UsualRange(0.0, 10.0, "3 to 10 times AdamW's (arXiv 2302.06675)"))
     cautious_decay: bool = cautious_decay()
     scheduled_decay: bool = scheduled_decay()
     clip: float | None = clip_norm()

@@ -21,7 +21,7 @@ from xtrain.dsl.schema.optimizers import (
     scheduled_decay,
     state_format,
 )
-from xtrain.dsl.schema.setting import Range, Usual, at_least, momentum_pair, positive, setting
+from xtrain.dsl.schema.setting import Range, UsualRange, at_least, momentum_pair, positive, setting
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.text.units import BYTES, plural
@@ -39,7 +39,7 @@ class Muon(PlannedOptimizer):
     routers, norms and biases. Each matrix is gathered on one rank to orthogonalize it."""
 
     kind: str = named("muon")
-    lr: float = learning_rate(Usual(1e-5, 0.1, "2e-4 to 4e-4 with AdamW's scale (arXiv 2502.16982), else 0.02"))
+    lr: float = learning_rate(UsualRange(1e-5, 0.1, "2e-4 to 4e-4 with AdamW's scale (arXiv 2502.16982), else 0.02"))
     momentum: float = setting(
         "exponential decay of the momentum",
         default=0.95,

@@ -18,7 +18,7 @@ from xtrain.dsl.schema.optimizers import (
     scheduled_decay,
     state_format,
 )
-from xtrain.dsl.schema.setting import Range, Usual, not_negative, setting
+from xtrain.dsl.schema.setting import Range, UsualRange, not_negative, setting
 from xtrain.lazy_attrs import frozen
 
 
@@ -28,7 +28,7 @@ class Sgd(PlannedOptimizer):
     """`optimizer sgd { … }`: stochastic gradient descent, with or without momentum."""
 
     kind: str = named("sgd")
-    lr: float = learning_rate(Usual(1e-4, 1.0, "ResNet 0.1 (arXiv 1512.03385)"))
+    lr: float = learning_rate(UsualRange(1e-4, 1.0, "ResNet 0.1 (arXiv 1512.03385)"))
     momentum: float = setting("exponential decay of the momentum; 0: no momentum", default=0.9,
                               check=Range(low=0, below=1))  # fmt: skip
     nesterov: bool = setting("use Nesterov momentum", default=False)

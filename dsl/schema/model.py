@@ -14,7 +14,7 @@ from xtrain.dsl.schema.setting import (
     AUTO,
     Auto,
     Role,
-    Usual,
+    UsualRange,
     at_least,
     between,
     is_unspoken,
@@ -230,7 +230,9 @@ class TransformerSettings(Model):
         default=10_000.0,
         check=positive,
         resuming="meaning",
-        usual=Usual(1e4, 1e7, "1e4 (arXiv 2104.09864), Llama 3 5e5 (2407.21783), Qwen2.5-1M 1e7 (2501.15383)", 100),
+        usual=UsualRange(
+            1e4, 1e7, "1e4 (arXiv 2104.09864), Llama 3 5e5 (2407.21783), Qwen2.5-1M 1e7 (2501.15383)", 100
+        ),
     )
     rope: Rope = setting(
         "scaling of rotary positions to a longer context", default=Rope(), added=True, resuming="meaning"

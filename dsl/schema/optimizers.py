@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Literal
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import (
     Role,
-    Usual,
+    UsualRange,
     at_least,
     is_unspoken,
     label,
@@ -53,14 +53,14 @@ OPTIMIZERS: Final = Registry["Optimizer"](
 )
 
 
-ADAM_RATES: Final = Usual(
+ADAM_RATES: Final = UsualRange(
     1e-7,
     1e-2,
     "DPO 5e-7 (arXiv 2310.16944), pre-training 6e-5 to 6e-4 (arXiv 2005.14165), LoRA 2e-4 (arXiv 2305.14314)",
 )
 
 
-def learning_rate(usual: Usual | None = ADAM_RATES) -> Any:
+def learning_rate(usual: UsualRange | None = ADAM_RATES) -> Any:
     """Declare the setting `lr`, which every optimizer has. usual: published rates."""
     return setting("peak learning rate, reached after warm-up", check=positive, example="3e-4", usual=usual)
 
@@ -101,10 +101,10 @@ OF_STEP: Final = ("clip", "clip_spikes", "clip_value", "scheduled_decay")
 OF_OTHER_NODES: Final = ("lr", *OF_STEP)
 
 
-ADAM_DECAY: Final = Usual(0.0, 0.5, "0.1 (arXiv 2005.14165), 0.3 in vision (arXiv 2010.11929)")
+ADAM_DECAY: Final = UsualRange(0.0, 0.5, "0.1 (arXiv 2005.14165), 0.3 in vision (arXiv 2010.11929)")
 
 
-def decoupled_decay(default: float, usual: Usual = ADAM_DECAY) -> Any:
+def decoupled_decay(default: float, usual: UsualRange = ADAM_DECAY) -> Any:
     """Declare the setting `weight_decay` of optimizers with decoupled weight decay. usual: published values."""
     return setting("decoupled weight decay of matrices", default=default, check=not_negative, usual=usual)
 

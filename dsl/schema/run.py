@@ -12,7 +12,7 @@ from xtrain.dsl.schema.setting import (
     Auto,
     Range,
     Role,
-    Usual,
+    UsualRange,
     at_least,
     between,
     file_name,
@@ -106,7 +106,7 @@ class Launch:
         units=("seconds",),
         check=positive,
         role=Role.EXECUTION,
-        usual=Usual(600, 7 * 86_400, "limits of jobs in clusters"),
+        usual=UsualRange(600, 7 * 86_400, "limits of jobs in clusters"),
         example="4 h",
     )
     stop_at: Quantity | None = setting(

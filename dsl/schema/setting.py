@@ -114,7 +114,7 @@ class Role(StrEnum):
     EXECUTION = "execution"  # kernels, threads: the same experiment
 
 
-class Usual(NamedTuple):
+class UsualRange(NamedTuple):
     """Range of published values of a number. source: where they stand. margin: factor beyond the range from which a
     value is reported (W433)."""
 
@@ -154,7 +154,7 @@ class Setting:
     registry: Any = attrs.field(default=None, eq=False)
     without: tuple[str, ...] = ()
     resuming: str = attrs.field(default="", eq=False)
-    usual: Usual | None = attrs.field(default=None, eq=False)
+    usual: UsualRange | None = attrs.field(default=None, eq=False)
 
 
 def setting(
@@ -171,7 +171,7 @@ def setting(
     added: bool = False,
     without: tuple[str, ...] = (),
     resuming: str = "",
-    usual: Usual | None = None,
+    usual: UsualRange | None = None,
 ) -> Any:
     """Declare a field of a block; without `default` the spec must set it.
 

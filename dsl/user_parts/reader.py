@@ -315,7 +315,7 @@ class _PartReader:
             return None
         if not all(found.values()):
             message = "`goes_with` is read without running the code, and must list kinds by choice"
-            self._wrong(message, self._span(node), 'write plain strings: `goes_with={"optimizer": ["adamw", "muon"]}`')
+            self._wrong(message, self._span(node), 'write names in quotes: `goes_with={"CHOICE": ["KIND", …]}`')
             return None
         return {name: kinds for name, kinds in found.items() if kinds}
 

@@ -7,7 +7,7 @@ from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.cluster import Cluster
 from xtrain.dsl.schema.component import planned
-from xtrain.dsl.schema.setting import Usual, settings_of
+from xtrain.dsl.schema.setting import UsualRange, settings_of
 from xtrain.dsl.spec import Origin, Spec
 from xtrain.dsl.values import Quantity
 from xtrain.plan.arithmetic import Arithmetic
@@ -23,10 +23,10 @@ from xtrain.planner.graph.saving import OF_WRITING
 from xtrain.planner.graph.timeline import Schedule, recurring
 from xtrain.text.units import seconds_text
 
-STEPS_BETWEEN: Final = Usual(
+STEPS_BETWEEN: Final = UsualRange(
     100, 10_000, "every 1,000 steps in Pythia (arXiv 2304.01373), 500 by default in torchtitan"
 )
-SECONDS_BETWEEN: Final = Usual(300, 6 * 3600, "minutes (CheckFreq, FAST 2021) to some hours")
+SECONDS_BETWEEN: Final = UsualRange(300, 6 * 3600, "minutes (CheckFreq, FAST 2021) to some hours")
 LONG: Final = 1000  # steps of a run from which a save every few steps is no trial
 # Axis → the settings that only concern it.
 OF_AXIS = {
@@ -270,7 +270,7 @@ def check_usual(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findin
                 _warn_far(path, "the number of steps between checkpoints", between, STEPS_BETWEEN, found)
 
 
-def _warn_far(path: str, name: str, value: float, usual: Usual, found: Findings, *, seconds: bool = False) -> None:
+def _warn_far(path: str, name: str, value: float, usual: UsualRange, found: Findings, *, seconds: bool = False) -> None:
     value_text, low, high = (seconds_text(each) if seconds else f"{each:g}" for each in (value, usual.low, usual.high))
     message = f"{name} is {value_text}, far from every published value"
     found.warn(f"usual.{path}", "W433", path, message, f"usual are {low} to {high}: {usual.source}")

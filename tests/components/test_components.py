@@ -69,11 +69,13 @@ OTHER_THINGS = {
     "cross_entropy": ("runtime/inspect/repeats.py",),  # a field of a step
     "rowwise": ("runtime/inspect/code_ranks.py",),  # a style of transformers
     "adamw": ("planner/derive/serving.py",),  # the update that clients of a server ask for
-    "export": (  # a request to a server
+    "export": (  # a request to a server, a column of the table of capabilities
+        "planner/review/capabilities.py",
         "planner/graph/server.py",
         "server/engine/started.py",
     ),
-    "log": (*BLOCKS, "dsl/checking/convert.py", "runtime/nn/updates.py"),  # a logarithm
+    # a logarithm, a block
+    "log": (*BLOCKS, "dsl/checking/convert.py", "runtime/nn/updates.py", "planner/rules/validate.py"),
     "checkpoint": (
         *BLOCKS,
         "planner/review/training.py",  # of estimates: the bytes of one

@@ -38,7 +38,7 @@ def is_of_trigger(entry):
 @pytest.fixture
 def specs(tmp_path, monkeypatch):
     """The path of a spec by its name: one of specs/, or the bare one with an optimizer."""
-    for path in (ROOT / "specs").iterdir():
+    for path in (path for path in (ROOT / "specs").iterdir() if path.is_file()):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     for optimizer in OPTIMIZERS:
         (tmp_path / f"{optimizer}.xtrain").write_text(BARE.format(optimizer=optimizer))
