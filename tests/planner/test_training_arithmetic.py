@@ -60,8 +60,8 @@ def test_epochs_leave_the_steps_open(make_plan):
         (None, None, None),
         (None, None, None),
     ]
-    assert [tick.fraction for tick in plan.timeline.ticks] == [None, 0.01, 0.05, None]
-    assert plan.timeline.ticks[-1].epochs == 1  # saves after each epoch
+    assert [tick.fraction for tick in plan.timeline.ticks] == [None, 0.01, None, 0.05]
+    assert plan.timeline.ticks[2].epochs == 1  # saves after each epoch
     unknown = {check.id for check in plan.checks if check.status == "unknown"}
     assert unknown == {"schedule.budget", "schedule.every.0.every"}
 
