@@ -64,7 +64,7 @@ class TransformersCode(PlannedModel):
         "vocabulary size; auto: the folder's", default=AUTO, check=at_least(2), resuming="shape"
     )
     tie_embeddings: bool = setting("the embedding is the output head", default=False, resuming="shape")
-    code: Literal["transformers", "remote"] = setting(
+    code: Literal["transformers", "remote"] = setting(  # pyright: ignore[reportIncompatibleVariableOverride]
         "whose code computes the model; it may be written for a type that xtrain has a native family for. remote: the "
         "modeling files in the folder, which `plan` and every rank execute",
         default="transformers",
