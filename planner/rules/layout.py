@@ -450,7 +450,7 @@ def _problems(spec: Spec, layout: Layout) -> Iterator[MtpProblem]:
         message = f"files of {spec.model.family} have no modules that predict further tokens"
         yield message, "remove `mtp`, or write `weights = none`"
     if spec.rollout is not None:
-        yield "rollouts need a policy loss", "remove `mtp` or `rollout`"
+        yield "the loss of a rollout is another one than cross-entropy", "remove `mtp` or `rollout`"
     if spec.step is not None:
         yield "your own step calls the model itself", "remove `mtp` or `step`"
     if spec.compile.mode != "none":

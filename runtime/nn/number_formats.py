@@ -237,8 +237,8 @@ class QuantisedMatrix:
 
     shape: of the whole. piece: of the part that a rank computes with, before FSDP shards it; first: its first indices.
     scales: name of the module's buffer with the fp32 numbers of the scales, whole on every rank; empty without one.
-    again: products are in compiled code that keeps what a backward needs: without a checkpoint, whole dequantized
-    matrices.
+    again: compiled products are checkpointed, so that the matrix is dequantized again in the backward; otherwise the
+    compiler keeps the dequantized one.
     codes: the module with `encode`, `decode` and `table` of its base; imported here, as compiled code cannot import.
     """
 
