@@ -379,18 +379,31 @@ def peft_config(
     }
 
 
-def taken_for_experts(arch: Architecture, trained: Sequence[ParameterSpec]) -> str | None:
-    """Return the module of an adapted matrix that PEFT with transformers 5 may mistake for a routed expert, because it
-    compares the last part of names; None if there is none."""
+def unread_by_peft(arch: Architecture, trained: Sequence[ParameterSpec]) -> Iterator[str]:
+    """Yield what PEFT with transformers 5 does not do with an adapter that it has a form for.
+
+    For the types of models in its own table it gathers adapters of experts into adapters of stacks. There it compares
+    the last part of names, so it takes matrices outside of experts for experts too.
+    """
     names = _names(arch.base)
-    experts = {
-        _modules(names, each)[0].rpartition(".")[2]
-        for each in parameters(arch.base)
-        if each.expert and len(each.shape) == 3
-    }
-    own = {each.adapter for each in trained if each.adapter and not each.expert}
-    modules = (_modules(names, each)[0] for each in parameters(arch.base) if each.name in own)
-    return next((module for module in modules if module.rpartition(".")[2] in experts), None)
+    own = {each.adapter for each in trained if each.adapter}
+    lasts: dict[bool, dict[str, str]] = {True: {}, False: {}}  # of experts, of others: last part → module
+    experts: set[str] = set()
+    for each in parameters(arch.base):
+        module = _modules(names, each)[0]
+        last = module.rpartition(".")[2]
+        if each.expert and len(each.shape) == 3:
+            experts.update((last, "gate_proj", "up_proj") if last == "gate_up_proj" else (last,))
+        if each.name in own:
+            lasts[each.expert].setdefault(last, each.name if each.expert else module)
+    if not names.peft_gathers:
+        yield from (f"leaves out {name} and all other routed experts" for name in [*lasts[True].values()][:1])
+    elif taken := [module for last, module in lasts[False].items() if last in experts]:
+        yield f"takes {taken[0]}, and others named like expert matrices, for experts, and leaves them out or fails"
+    elif len(lasts[True].keys() - {names.matrices.get("down_proj", "down_proj")}) == 1:
+        yield f"fails for {next(iter(lasts[True].values()))}, because it needs both gate and up of experts"
+    if (stack := next((each.adapter for each in trained if is_expert_magnitude(each)), None)) is not None:
+        yield f"has no magnitudes of {stack} and cannot read this adapter"
 
 
 def _target_modules(arch: Architecture, names: StoredNames, adapted: Set[str]) -> list[str]:

@@ -341,7 +341,8 @@ class StoredNames:
     of names of stored tensors that are not parameters. further_tokens: name of a matrix in the layers after the last
     one that predict further tokens, as in DeepSeek-V3, stored with copies of the embedding and of the head; layers past
     the model's last one are ignored. Empty: files have no such layers. others: tensors of other parts of a model,
-    which are not read and which an export copies.
+    which are not read and which an export copies. peft_gathers: PEFT with transformers 5 reads adapters of experts that
+    are stored one by one.
     """
 
     modules: Mapping[str, str] = field(factory=dict)
@@ -353,6 +354,7 @@ class StoredNames:
     buffers: tuple[str, ...] = ()
     further_tokens: str = ""
     others: frozenset[str] = frozenset()
+    peft_gathers: bool = True
 
     def of(self, parameter: ParameterSpec) -> Alternatives:
         """Return the possible places of a parameter, the usual form first."""

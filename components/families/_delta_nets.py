@@ -107,4 +107,5 @@ def delta_net_names(arch: Architecture, *, by_group: bool) -> StoredNames:
     for part, rows in (("z", values), ("b", heads), ("a", heads)):
         tensors[f"in_proj_{part}.weight"] = [(f"{part}_proj.weight", rows)]
     enclosed = {"model.language_model.": "model."}
-    return JoinedNames(joined={MIXER: tensors}, enclosed=enclosed, beside=("mtp.", "model.visual."))
+    beside = ("mtp.", "model.visual.")
+    return JoinedNames(joined={MIXER: tensors}, enclosed=enclosed, beside=beside, peft_gathers=False)

@@ -77,7 +77,7 @@ class Qwen2Moe(MixedTransformer, PlannedModel):
         # `router { aux_loss }`.
         harmless=HARMLESS | {"use_sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
     )
-    stored: ClassVar[StoredNames | None] = StoredNames()
+    stored: ClassVar[StoredNames | None] = StoredNames(peft_gathers=False)
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         found = super().auto()

@@ -20,12 +20,11 @@ from xtrain.plan.peft import (
     PeftFolder,
     PeftUnreadable,
     assign_peft,
-    is_expert_magnitude,
     lay_out_adapter,
     not_written_for_peft,
     peft_config,
     read_peft,
-    taken_for_experts,
+    unread_by_peft,
 )
 from xtrain.plan.plan import Node, Plan
 from xtrain.runtime.base import files as durable
@@ -121,16 +120,9 @@ class AdapterExport(WeightsExport):
             writer.write()
             writer.verify()
             self._verify(folder, arch)
-        problems: list[str] = []
-        if (module := taken_for_experts(arch, trained)) is not None:
-            problems.append(f"may leave out {module} and others named like expert matrices")
-        if (
-            stack := next((parameter.adapter for parameter in trained if is_expert_magnitude(parameter)), None)
-        ) is not None:
-            problems.append(f"has no magnitudes of {stack} and cannot read this adapter")
         remarks = tuple(
             f"PEFT with transformers 5 {problem}; `xtrain merge` writes a model with the whole adapter"
-            for problem in problems
+            for problem in unread_by_peft(arch, trained)
         )
         return Exported(folder=to, tensors=len(file.tensors), files=1, formats=formats, remarks=remarks)
 

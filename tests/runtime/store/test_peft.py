@@ -19,6 +19,7 @@ from torch import Tensor
 
 from xtrain.cli.main import main
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic
+from xtrain.plan.architecture import buffers
 from xtrain.plan.peft import PEFT_CONFIG, PEFT_WEIGHTS, assign_peft
 from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
@@ -273,15 +274,45 @@ def test_magnitudes_of_experts_are_written_one_by_one(tmp_path: Path, capsys):
     assert code == "X522" and "have different alphas" in text and text.endswith("adapter_config.json:1")
 
 
-def test_what_peft_takes_for_experts_is_said(tmp_path: Path, capsys):
-    make("deepseek_v3", "plain", tmp_path / "base")
-    for targets, said in (("all_linear", True), ("self_attn", False)):
-        plan = plan_of(f'"{tmp_path / "base"}"', more=f'adapter lora {{ targets = ["{targets}"] }}')
-        directory = make_run(plan, tmp_path / targets, tmp_path)
-        save(plan, directory, {each.name: torch.zeros(each.shape) for each in plan.parameters.tensors if each.trained})
-        assert main(["export", str(directory), "--adapter", "--to", str(tmp_path / f"{targets}-out")]) == 0
-        printed = "".join(capsys.readouterr())
-        assert ("may leave out model.layers.0.mlp.gate_proj" in " ".join(printed.split())) == said
+# Family, targets, and what PEFT does not do with the adapter; empty: it computes what the merged model does.
+UNREAD = [
+    ("deepseek_v3", "self_attn", ""),
+    ("deepseek_v3", "mlp", "takes model.layers.0.mlp.gate_proj, and others named like expert matrices, for experts"),
+    ("glm4_moe", "down_proj", "takes model.layers.0.mlp.down_proj, and others"),
+    ("glm4_moe", "experts", ""),
+    ("qwen3_next", "shared_expert", "takes model.layers.0.mlp.shared_expert.gate_proj, and others"),
+    ("qwen2_moe", "shared_expert", ""),
+    ("qwen2_moe", "experts", "leaves out layers.0.mlp.experts.gate_proj and all other routed experts"),
+    ("qwen3_5_moe", "experts", "leaves out layers.0.mlp.experts.gate_proj and all other routed experts"),
+    ("qwen3_moe", "experts.up_proj", "fails for layers.0.mlp.experts.up_proj, because it needs both gate and up"),
+    ("mixtral", "experts.down_proj", ""),
+]
+
+
+@pytest.mark.parametrize(("family", "targets", "said"), UNREAD)
+def test_what_peft_leaves_out_is_said(tmp_path: Path, capsys, family: str, targets: str, said: str):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    reference = make(family, "plain", tmp_path / "base")
+    plan = plan_of(f'"{tmp_path / "base"}"', more=f'adapter lora {{ rank = 2, targets = ["{targets}"] }}')
+    trained = {each.name: torch.randn(each.shape) / 5 for each in plan.parameters.tensors if each.trained}
+    state = {name.replace(".mlp.e_score", ".mlp.gate.e_score"): each for name, each in reference.state_dict().items()}
+    trained |= {each.name: state[f"model.{each.name}"] for each in buffers(plan.architecture)}
+    directory = make_run(plan, tmp_path / "first", tmp_path)
+    with BaseWeights.of(plan, tmp_path, torch.device("cpu")) as weights:
+        save(plan, directory, trained, base_content=weights.digest)
+    assert main(["export", str(directory), "--adapter", "--to", str(tmp_path / "adapter")]) == 0
+    printed = " ".join("".join(capsys.readouterr()).split())
+    assert f"PEFT with transformers 5 {said}" in printed if said else "PEFT with" not in printed
+    assert main(["merge", str(directory), "--to", str(tmp_path / "merged")]) == 0
+    ids_BS, ours = torch.arange(12).view(2, 6), AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    try:
+        theirs = PeftModel.from_pretrained(reference, str(tmp_path / "adapter"))(ids_BS).logits
+    except (ValueError, RuntimeError) as problem:
+        assert said, problem
+        return
+    assert torch.allclose(theirs, ours(ids_BS).logits, rtol=0, atol=1e-4) == (not said)
 
 
 def test_another_base_is_refused_and_little_is_kept_by_bf16(tmp_path: Path, capsys):
