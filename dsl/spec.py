@@ -6,7 +6,7 @@ from attrs import field
 
 from xtrain.dsl.diagnostics.diagnostic import Note, Span
 from xtrain.dsl.evaluation.values import Value
-from xtrain.dsl.schema.actions import OnEvent, Tick
+from xtrain.dsl.schema.actions import Action, OnEvent, Tick
 from xtrain.dsl.schema.adapters import Adapter, AdapterTask
 from xtrain.dsl.schema.cluster import CLUSTERS, Cluster, FaultTolerance, Launcher, Serve
 from xtrain.dsl.schema.component import UserComponent
@@ -115,23 +115,39 @@ class Spec:
         return self.adapter is not None or bool(self.tasks)
 
     @property
+    def actions(self) -> list[tuple[str, Action]]:
+        """Path and action of all ticks and events."""
+        return [
+            (f"{kind}.{number}.actions.{place}", action)
+            for kind, triggers in (("every", self.ticks), ("on", self.events))
+            for number, trigger in enumerate(triggers)
+            for place, action in enumerate(trigger.actions)
+        ]
+
+    @property
+    def own_parts(self) -> list[tuple[str, UserComponent]]:
+        """Path and block or call of each chosen user function, in the order in which they are needed."""
+        named = (
+            *((f"dataset.{name}.source", dataset.source) for name, dataset in self.datasets.items()),
+            *(("collate", link) for link in self.collate),
+            ("model.family", self.model),
+            ("optimizer.kind", self.optimizer),
+            *((f"group.{name}.optimizer.kind", group.optimizer) for name, group in self.groups.items()),
+            *((f"task.{name}.optimizer.kind", task.optimizer) for name, task in self.tasks.items()),
+            ("scheduler.kind", self.scheduler),
+            ("loss.kind", self.loss),
+            ("reward.kind", self.reward),
+            *((f"hook.{name}", hook) for name, hook in self.hooks.items()),
+            ("step.name", self.step),
+            ("evaluation_step.name", self.evaluation_step),
+            ("train.name", self.train),
+            ("epoch.name", self.epoch),
+            *self.actions,
+            *((f"log.{tracker.kind}", tracker) for tracker in self.log.trackers()),
+        )
+        return [(path, part) for path, part in named if isinstance(part, UserComponent)]
+
+    @property
     def used(self) -> list[str]:
         """Modules of user functions, each once, in the order in which they are needed."""
-        chosen = (
-            self.model,
-            self.optimizer,
-            *(group.optimizer for group in self.groups.values()),
-            *(task.optimizer for task in self.tasks.values()),
-            self.scheduler,
-            self.loss,
-            self.reward,
-            *self.hooks.values(),
-            self.step,
-            self.evaluation_step,
-            self.train,
-            self.epoch,
-        )
-        actions = (action for each in (*self.ticks, *self.events) for action in each.actions)
-        sources = (dataset.source for dataset in self.datasets.values())
-        named = (*sources, *self.collate, *chosen, *actions, *self.log.trackers())
-        return list(dict.fromkeys(each.module for each in named if isinstance(each, UserComponent)))
+        return list(dict.fromkeys(part.module for _, part in self.own_parts))

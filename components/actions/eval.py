@@ -119,9 +119,8 @@ class Eval(PlannedAction):
     def _curve(self, resolved: "Resolved", place: ActionPlace) -> str:
         """Return the first part of the names of the metrics: `eval` if the evaluation measures like the first declared
         one of its dataset, of ticks before events; else `final` at the end of a run, or the number of batches."""
-        spec, steps = resolved.spec, resolved.batch.steps
-        actions = (action for each in (*spec.ticks, *spec.events) for action in each.actions)
-        first = next((one for one in actions if isinstance(one, type(self)) and one.dataset == self.dataset), self)
+        actions, steps = resolved.spec.actions, resolved.batch.steps
+        first = next((one for _, one in actions if isinstance(one, type(self)) and one.dataset == self.dataset), self)
         if self.measures_like(first, steps):
             return "eval"
         batches = self._batches(steps)

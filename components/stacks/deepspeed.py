@@ -217,7 +217,6 @@ def _of_compute(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
 def _of_pieces(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
     """Yield conflicts with features that need whole gradients or a parameter's whole state on each rank."""
     from xtrain.plan.groups import written_optimizers
-    from xtrain.planner.data.rules import actions_of
 
     for before, chosen in written_optimizers(spec).items():
         if before:
@@ -236,7 +235,7 @@ def _of_pieces(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
         if (what := hook.declared.get("changes", "nothing")) != "nothing":
             message = f"{hook.name} changes {what}, and stage {stage} of stack deepspeed has its own copies of shards"
             yield Conflict(f"hook.{hook.name}.name", message, f"use deepspeed.stage 0, {other}")
-    for path, action in actions_of(spec):
+    for path, action in spec.actions:
         if action.reads_gradients:
             message = f"{action.kind} reads gradients of parameters, and stage {stage} of stack deepspeed releases them"
             hint = f"leave gradients out of `of`, use deepspeed.stage 0, {other}"
@@ -259,8 +258,6 @@ def _of_readers(
 ) -> Iterator[Conflict]:
     """Yield conflicts with features that read parameters which the stack does not keep in their saved form. what: these
     parameters, as a clause. beside: setting → (is it used, the feature that reads the parameters)."""
-    from xtrain.planner.data.rules import actions_of
-
     reads = {
         "adapter": (spec.adapter is not None, "an adapter"),
         "model.frozen": (bool(spec.model.frozen), "frozen"),
@@ -269,7 +266,7 @@ def _of_readers(
         "hook": (bool(spec.hooks), "a hook"),
         "evaluation_step.name": (spec.evaluation_step is not None, "an evaluation_step"),
     }
-    reads |= dict(beside) | {path: (action.reads_parameters, action.kind) for path, action in actions_of(spec)}
+    reads |= dict(beside) | {path: (action.reads_parameters, action.kind) for path, action in spec.actions}
     for path, (there, reader) in reads.items():
         if there:
             yield Conflict(path, f"{reader} reads {what}", hint)

@@ -197,9 +197,7 @@ def _of_ranks_together(spec: "Spec", other: str) -> Iterator[Conflict]:
 
 
 def _of_actions(spec: "Spec", other: str) -> Iterator[Conflict]:
-    from xtrain.planner.data.rules import actions_of
-
-    for path, action in actions_of(spec):
+    for path, action in spec.actions:
         if action.goes_back:
             message = f"{action.kind} rolls back all replica groups, and a missing group would not be told"
             yield Conflict(path, message, f"use skip, {other}")

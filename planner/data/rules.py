@@ -2,14 +2,13 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.data import PlannedSource
 from xtrain.dsl.diagnostics.suggest import did_you_mean, renamed
-from xtrain.dsl.schema.actions import Action
 from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.data import TEMPLATES, Dataset, is_template_text
 from xtrain.dsl.schema.data_components import SOURCES, row_link, tokenizer_kind
@@ -230,18 +229,10 @@ def check_data(spec: Spec, found: Findings) -> None:
 def evaluated(spec: Spec) -> dict[str, str]:
     """Return dataset name → path of the first action that evaluates on it."""
     found: dict[str, str] = {}
-    for path, action in actions_of(spec):
+    for path, action in spec.actions:
         if (dataset := action.held_out()) is not None:
             found.setdefault(dataset, f"{path}.dataset")
     return found
-
-
-def actions_of(spec: Spec) -> Iterator[tuple[str, Action]]:
-    """Yield (path, action) of all ticks and events."""
-    for kind, triggers in (("every", spec.ticks), ("on", spec.events)):
-        for number, trigger in enumerate(triggers):
-            for place, action in enumerate(trigger.actions):
-                yield f"{kind}.{number}.actions.{place}", action
 
 
 def _check_used(spec: Spec, found: Findings) -> None:
@@ -311,7 +302,7 @@ def check_files(spec: Spec, found: Findings) -> None:
                 tuple(dataset.template_arguments),
             )  # fmt: skip
             use.check(template, spec.tokenizer.source, found)
-    for path, action in actions_of(spec):
+    for path, action in spec.actions:
         template = planned(action, PlannedAction).template(spec)
         if template is not None:
             use = TemplateUse(f"data.prompts.{path}", f"{path}.chat", f"{path}.chat", action.kind)

@@ -322,7 +322,7 @@ def check_rollout(spec: Spec, trained: Set[str], found: Findings) -> None:
 def _problems(spec: Spec, trained: Set[str]) -> Iterator[RolloutProblem]:
     if spec.rollout is not None:
         yield from (*_own(spec, spec.rollout), *_loss(spec), *_around(spec))
-        asked = {action.asks() for trigger in (*spec.ticks, *spec.events) for action in trigger.actions}
+        asked = {action.asks() for _, action in spec.actions}
         for name in (each for each in spec.datasets if each in trained | asked):
             yield from _dataset(name, spec.datasets[name])
         if spec.rollout.updates > 1:
@@ -344,9 +344,7 @@ def _own(spec: Spec, rollout: Rollout) -> Iterator[RolloutProblem]:
     compares = ADVANTAGES in spec.loss.columns
     if spec.reward is None and compares:
         yield "reward", "rollout", "nothing says how good a completion is", "add `reward exact_answer { }`"
-    if spec.reward is None and any(
-        action.asks() for trigger in (*spec.ticks, *spec.events) for action in trigger.actions
-    ):
+    if spec.reward is None and any(action.asks() for _, action in spec.actions):
         yield "answers", "rollout", "a `reward` scores the `answers` of an evaluation", "add `reward exact_answer { }`"
     if spec.reward is None and rollout.scale_rewards != Rollout().scale_rewards:
         yield "scale", "rollout.scale_rewards", "there are no rewards to scale", "remove it, or add a `reward`"

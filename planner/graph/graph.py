@@ -313,7 +313,7 @@ def build_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) ->
 
     training: the training datasets. Actions define their commands.
     """
-    declared = [action for trigger in (*spec.ticks, *spec.events) for action in trigger.actions]
+    declared = [action for _, action in spec.actions]
     groups = spec.parallel.execution.groups
     commands: list[Command] = []
     saves: tuple[str, ...] = ()

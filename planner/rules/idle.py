@@ -18,7 +18,6 @@ from xtrain.plan.mesh import Layout, device_kind, shard_axes
 from xtrain.plan.resolved import Shape, resolve_formats
 from xtrain.plan.timeline import times_due
 from xtrain.plan.weight_layout import draws_head
-from xtrain.planner.data.rules import actions_of
 from xtrain.planner.graph.saving import OF_WRITING
 from xtrain.planner.graph.timeline import Schedule, recurring
 from xtrain.text.units import seconds_text
@@ -124,10 +123,10 @@ def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
         for name in settings_of(type(spec.precision.fp8)):
             why = f"compute is {spec.precision.compute}"
             _warn(spec, f"precision.fp8.{name}", why, "write `compute = fp8 { … }`, or remove it", found)
-    published = spec.checkpoint.enabled or any(action.publishes for _, action in actions_of(spec))
+    published = spec.checkpoint.enabled or any(action.publishes for _, action in spec.actions)
     if ema is not None and not published:
         _warn(spec, "ema.publish", "checkpoint.enabled is false, so no weights are saved", "remove it", found)
-    looks = any(action.uses_averages for _, action in actions_of(spec))
+    looks = any(action.uses_averages for _, action in spec.actions)
     if ema is not None and not looks and not any(dataset.holdout.value for dataset in spec.datasets.values()):
         _warn(spec, "ema.eval", "nothing is evaluated or generated", "leave it out, or set a holdout", found)
 
@@ -152,7 +151,7 @@ def _check_idle_restarts(spec: Spec, layout: Layout, found: Findings) -> None:
 
 def _check_idle_actions(spec: Spec, layout: Layout, found: Findings) -> None:
     """Warn of idle settings of ticks and events."""
-    for path, action in actions_of(spec):
+    for path, action in spec.actions:
         for name, (why, hint) in planned(action, PlannedAction).idle(spec, layout.mesh.world_size).items():
             _warn(spec, f"{path}.{name}", why, hint, found)
 

@@ -20,7 +20,6 @@ from xtrain.plan.parameters import fp8_matrices, frozen_names, idle_patterns, qu
 from xtrain.plan.parameters import product_matrices as matrices_of
 from xtrain.plan.pipeline import ZERO_BUBBLE
 from xtrain.plan.resolved import exchanges, resolve_formats, resolve_tile, sums_positions
-from xtrain.planner.data.rules import actions_of
 
 
 def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
@@ -181,7 +180,7 @@ def _check_deterministic(spec: Spec, found: Findings) -> None:
 @checks("model.on.*", reads="on.{} on.{}.* {model} precision.base precision.base.*")
 def _check_actions(spec: Spec, architecture: Architecture, found: Findings) -> None:
     """Report actions of ticks and events that the model does not support."""
-    for path, action in actions_of(spec):
+    for path, action in spec.actions:
         kind, number, *_ = path.split(".")
         event = spec.events[int(number)].event if kind == "on" else ""
         faults = planned(action, PlannedAction).faults(event, architecture, spec.precision.base)

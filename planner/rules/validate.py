@@ -1,17 +1,19 @@
 """All rules on a spec, checked without making a plan, and again once its data is counted."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from attrs import evolve
 
 from xtrain.contracts.actions import PlannedLauncher, PlannedTracker
 from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText
+from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.schema.blocks import label_of
-from xtrain.dsl.schema.component import UserComponent, planned
+from xtrain.dsl.schema.blocks import KINDS
+from xtrain.dsl.schema.component import UserComponent, planned, registry_of
+from xtrain.dsl.schema.parallel import STACKS
 from xtrain.dsl.spec import Origin, Spec
 from xtrain.plan.amounts import build_phases, check_events, check_stops
 from xtrain.plan.architecture import Architecture
@@ -21,7 +23,7 @@ from xtrain.plan.groups import written_optimizers
 from xtrain.plan.learning_rate import check_schedule
 from xtrain.plan.mesh import Layout
 from xtrain.plan.plan import Plan
-from xtrain.planner.data.rules import actions_of, check_data
+from xtrain.planner.data.rules import check_data
 from xtrain.planner.data.training import check_replay
 from xtrain.planner.derive.further_models import check_teacher, read_scorer
 from xtrain.planner.derive.layout import build_layout
@@ -90,38 +92,36 @@ def check_loss_hooks(spec: Spec, found: Findings) -> None:
 @checks(
     "own.goes_with",
     reads="model.* optimizer.* scheduler.* loss.* adapter adapter.* reward reward.* parallel.stack hook hook.* step.* "
-    "evaluation_step.* train.* epoch.* dataset dataset.* collate every.*.actions on.*.actions log.*",
+    "evaluation_step.* train.* epoch.* group.* task.* dataset dataset.* collate every.*.actions on.*.actions log.*",
 )
-def check_goes_with(spec: Spec, found: Findings) -> None:
+def check_goes_with(spec: Spec, arch: Architecture, found: Findings) -> None:
     """Check that parts of the user stand next to the kinds that they declare."""
-    for path, part in _own_parts(spec):
-        for choice, kinds in part.goes_with.items():
-            chosen = spec.parallel.stack if choice == "stack" else _chosen(getattr(spec, choice))
+    parts = [(path, part.function, part.goes_with) for path, part in spec.own_parts]
+    if isinstance(spec.model, UserComponent):
+        from xtrain.blocks.user_layer import UserFunction
+
+        declared = spec.model.declaration.body.module.layers
+        layers = (layer for kind in arch.kinds for layer in kind.block.layers() if isinstance(layer, UserFunction))
+        names = dict.fromkeys(layer.function for layer in layers)
+        parts += [("model.family", name, declared[name].goes_with) for name in names]
+    for path, function, goes_with in parts:
+        for choice, kinds in goes_with.items():
+            chosen, known = _chosen(spec, choice)
             if chosen not in kinds:
-                message = f"{part.function} goes with {choice} {' or '.join(kinds)}, and this spec has {chosen}"
-                hint = f"choose {choice} {' or '.join(kinds)}, or another function"
+                message = f"{function} goes with {choice} {' or '.join(kinds)}, and this spec has {chosen}"
+                meant = (did_you_mean(kind, known) for kind in kinds if kind not in known)
+                hint = next(filter(None, meant), f"choose {choice} {' or '.join(kinds)}, or another function")
                 found.fail("own.goes_with", "X450", path, message, hint)
 
 
-def _own_parts(spec: Spec) -> Iterator[tuple[str, UserComponent]]:
-    """Yield the parts of the user with the paths at which the spec names them."""
-    blocks = ("model", "optimizer", "scheduler", "loss", "reward", "step", "evaluation_step", "train", "epoch")
-    named: list[tuple[str, Any]] = [(f"{name}.{_label(getattr(spec, name))}", getattr(spec, name)) for name in blocks]
-    named += [(f"hook.{name}", hook) for name, hook in spec.hooks.items()]
-    named += [(f"dataset.{name}.source", dataset.source) for name, dataset in spec.datasets.items()]
-    named += [("collate", link) for link in spec.collate]
-    named += [("log", tracker) for tracker in spec.log.trackers()]
-    named += actions_of(spec)
-    yield from ((path, part) for path, part in named if isinstance(part, UserComponent))
-
-
-def _label(block: Any) -> str:
-    label = None if block is None else label_of(type(block))
-    return "kind" if label is None else label.name
-
-
-def _chosen(block: Any) -> str:
-    return "none" if block is None else str(getattr(block, _label(block)))
+def _chosen(spec: Spec, choice: str) -> tuple[str, Sequence[str]]:
+    """Return the kind that a spec has chosen, and all kinds."""
+    if choice == "stack":
+        return spec.parallel.stack, list(STACKS)
+    registry = registry_of(KINDS[choice])
+    assert registry is not None
+    block = getattr(spec, choice)
+    return "none" if block is None else getattr(block, registry.key), [*registry, "none"]
 
 
 @checks("optimizer.*", reads=_UPDATES)
@@ -179,7 +179,7 @@ def validate(spec: Spec, world: int | None, found: Findings, counted: Counts | N
     check_stack(spec, found)
     check_bodies(spec, found)
     check_loss_hooks(spec, found)
-    check_goes_with(spec, found)
+    check_goes_with(spec, arch, found)
     check_modules(spec, arch, layout, batch, found)
     check_code(spec, arch, layout, found)
     check_optimizer(spec, arch, layout, found)

@@ -74,8 +74,7 @@ OTHER_THINGS = {
         "planner/graph/server.py",
         "server/engine/started.py",
     ),
-    # a logarithm, a block
-    "log": (*BLOCKS, "dsl/checking/convert.py", "runtime/nn/updates.py", "planner/rules/validate.py"),
+    "log": (*BLOCKS, "dsl/checking/convert.py", "runtime/nn/updates.py"),  # a logarithm
     "checkpoint": (
         *BLOCKS,
         "planner/review/training.py",  # of estimates: the bytes of one

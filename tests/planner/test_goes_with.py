@@ -55,3 +55,51 @@ def test_a_part_stands_only_next_to_what_it_goes_with(tmp_path: Path, kind: str)
 )
 def test_a_declaration_that_cannot_be_read_is_said(tmp_path: Path, goes: str):
     assert "X223" in codes(tmp_path, "loss", goes)
+
+
+FAMILY = """
+from torch.nn.functional import linear
+from xtrain import AttentionLayer, Residual, family, layer, optimizer, weight
+
+@layer(goes_with={"optimizer": "muon"})
+def mine(x, up=weight("dim", "dim")):
+    return linear(x, up)
+
+@layer(goes_with={"optimizer": "muon"})
+def unused(x, up=weight("dim", "dim")):
+    return linear(x, up)
+
+@family(goes_with={"stack": "parallel"})
+def block(arch):
+    return Residual.of(AttentionLayer("self_attn"), mine("mlp"))
+
+@optimizer(goes_with={"adapter": "lora"})
+def slow(groups, lr):
+    return None
+"""
+
+
+def test_layers_of_a_family_and_optimizers_of_groups_are_checked(tmp_path: Path):
+    (tmp_path / "parts.py").write_text(FAMILY)
+    more = ADAMW + "group norm { optimizer slow { lr = 1e-3 } }"
+    text = SPEC.format(source="synthetic()", more=more).replace("model qwen3 { dim = 32, ", "model block { dim = 32, ")
+    (tmp_path / "own.xtrain").write_text(text)
+    errors = plan_from_path(tmp_path / "own.xtrain", ()).diagnostics.errors
+    assert [error.message for error in errors if error.code == "X450"] == [
+        "mine goes with optimizer muon, and this spec has adamw",
+        "slow goes with adapter lora, and this spec has none",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("goes", "hint"),
+    [
+        ('{"optimizer": ["muon", "adamww"]}', "did you mean `adamw`?"),
+        ('{"stack": "paralel"}', "did you mean `parallel`?"),
+        ('{"adapter": "lora"}', "choose adapter lora, or another function"),
+    ],
+)
+def test_a_misspelt_kind_is_said(tmp_path: Path, goes: str, hint: str):
+    codes(tmp_path, "loss", goes)
+    (error,) = plan_from_path(tmp_path / "own.xtrain", ()).diagnostics.errors
+    assert error.hint == hint
