@@ -103,11 +103,12 @@ class Torchft(PlannedStack):
         )
         does += f"group; a group that dies or sends no heartbeat for {seconds_text(seconds)} leaves, the others "
         does += "continue, and the launcher restarts it"
+        usual = TorchftSettings()
         args: dict[str, Any] = {"replicas": own.replicas, "min": own.min, "heartbeat_seconds": seconds}
-        if own.process_group != "gloo":
+        if own.process_group != usual.process_group:
             args["process_group"] = own.process_group
             does += f"; groups exchange through {own.process_group}"
-        if own.timeout != Quantity(60, "seconds"):
+        if own.timeout != usual.timeout:
             args["timeout_seconds"] = own.timeout.value
             does += f"; their process groups connect within {seconds_text(own.timeout.value)}"
         return graph.add(

@@ -402,14 +402,16 @@ class _Reading:
                     refuse(f"has {short_json(value)} as `{key}`, and the model has {short_json(whole)}", hint)
                     good = False
                 value = whole
-            if setting == "factor" and value is None and kind == "longrope":
-                value = self._ratio(inside)
             if setting == "original" and value is None:
                 if context is None or not isinstance(context.value, int):
                     refuse(f"has no `{key}`, and `{CONTEXT}` is missing", f"add `{key}`")
                     good = False
                     continue
                 value = context.value
+            before: Any = found.get("original")
+            if (setting, value, kind) == ("factor", None, "longrope") and is_number(before) and before > 0:
+                after: Any = None if context is None else context.value
+                value = max(1.0, after / before) if is_number(after) else None
             if setting == "attention_factor":
                 weights = [inside.pop(each, None) for each in ROPE_WEIGHTS]
                 numbers = [each for each in (*weights, found.get("factor")) if is_number(each) and each]
@@ -424,20 +426,11 @@ class _Reading:
             if value is not None and each not in self.config.rope_harmless:
                 self._unknown(f"{name}.{each}", ConfigEntry(value, entry.span))
                 good = False
-        before: Any = found.get("original")
+        before = found.get("original")
         if context is not None and is_number(before) and is_number(context.value) and before > context.value:
             refuse(f"scales positions from {before}, but `{CONTEXT}` is only {context.value}", "correct one of them")
             good = False
         return found if good else None
-
-    def _ratio(self, inside: Mapping[str, Any]) -> Any:
-        """Return the ratio of the context to the positions before scaling; None if one of them is missing."""
-        outer, context = self.entries.get(ORIGINAL), self.entries.get(CONTEXT)
-        before = inside.get(ORIGINAL) if outer is None else outer.value
-        before = self.config.original or None if before is None else before
-        after = None if context is None else context.value
-        numbers = [float(each) for each in (before, after) if isinstance(each, int | float)]
-        return max(1.0, numbers[1] / numbers[0]) if len(numbers) == 2 and numbers[0] > 0 else None
 
     def _check_replaced(self, base: ConfigEntry | None) -> None:
         """Refuse a base in `rope_parameters` that transformers would ignore: if `rope_scaling` is given too, it

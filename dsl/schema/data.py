@@ -1,6 +1,6 @@
 """Training data: `dataset`, `mixture`, `phase` and `batch`."""
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from xtrain.dsl.schema.data_components import Source
 from xtrain.dsl.schema.losses import WEIGHTS
@@ -264,6 +264,16 @@ BIAS_SPEED: Final = "router_bias_speed"
 ROUTER: Final = ("router_aux_loss", "router_z_loss", BIAS_SPEED)
 
 
+def _of_routers(doc: str, name: str, example: str) -> Any:
+    return setting(
+        f"{doc} in this phase; none: `model {{ router {{ {name} }} }}`",
+        default=None,
+        check=not_negative,
+        example=example,
+        added=True,
+    )
+
+
 @frozen
 class Phase:
     """`phase NAME { … }`: another mixture or learning rate from a given step until the next phase begins."""
@@ -290,27 +300,9 @@ class Phase:
         example="0.1",
         added=True,
     )
-    router_aux_loss: float | None = setting(
-        "weight of the load-balancing loss of routers in this phase; none: `model { router { aux_loss } }`",
-        default=None,
-        check=not_negative,
-        example="0.0",
-        added=True,
-    )
-    router_z_loss: float | None = setting(
-        "weight of the z-loss of routers in this phase; none: `model { router { z_loss } }`",
-        default=None,
-        check=not_negative,
-        example="1e-4",
-        added=True,
-    )
-    router_bias_speed: float | None = setting(
-        "update step of the load-balancing biases in this phase; none: `model { router { bias_speed } }`",
-        default=None,
-        check=not_negative,
-        example="0.0",
-        added=True,
-    )
+    router_aux_loss: float | None = _of_routers("weight of the load-balancing loss of routers", "aux_loss", "0.0")
+    router_z_loss: float | None = _of_routers("weight of the z-loss of routers", "z_loss", "1e-4")
+    router_bias_speed: float | None = _of_routers("update step of the load-balancing biases", "bias_speed", "0.0")
 
     @property
     def router(self) -> dict[str, float]:

@@ -193,7 +193,7 @@ ROPE_SCALINGS: Final[dict[str, tuple[tuple[str, ...], _Scale]]] = {
     "dynamic": (("factor", "original"), _plain),
     "llama3": (("factor", "original", "low", "high"), _llama3),
     "yarn": (("factor", "original", "beta_fast", "beta_slow", "truncate", "attention_factor"), _yarn),
-    "longrope": (("factor", "original", "attention_factor", "short", "long", "divisors"), _longrope),
+    "longrope": (("original", "factor", "attention_factor", "short", "long", "divisors"), _longrope),
 }
 
 

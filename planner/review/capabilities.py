@@ -141,11 +141,11 @@ def _columns() -> Iterator[_SpecChange]:
         if compute != Precision().params:
             yield _SpecChange(f"→{compute}", lambda spec, compute=compute: _with_formats(spec, compute=compute), 2)
     yield _SpecChange("loader", lambda spec: evolve(spec, batch=evolve(spec.batch, workers=2)), 2)
-    yield _SpecChange("export", _with_export, 2)
+    name, publishing = next((name, kind) for name, kind in ACTIONS.items() if kind.publishes)
+    yield _SpecChange(name, lambda spec: _with_published(spec, publishing), 2)
 
 
-def _with_export(spec: Spec) -> Spec:
-    publishing: Any = next(kind for kind in ACTIONS.values() if kind.publishes)
+def _with_published(spec: Spec, publishing: Any) -> Spec:
     event = OnEvent(event="finish", actions=(publishing(to="model", adapter=spec.is_adapted),))
     return evolve(spec, events=(*spec.events, event))
 

@@ -69,8 +69,7 @@ OTHER_THINGS = {
     "cross_entropy": ("runtime/inspect/repeats.py",),  # a field of a step
     "rowwise": ("runtime/inspect/code_ranks.py",),  # a style of transformers
     "adamw": ("planner/derive/serving.py",),  # the update that clients of a server ask for
-    "export": (  # a request to a server, a column of the table of capabilities
-        "planner/review/capabilities.py",
+    "export": (  # a request to a server
         "planner/graph/server.py",
         "server/engine/started.py",
     ),
