@@ -54,7 +54,7 @@ def runs_at(text: str | None) -> list[Path]:
     given = ROOT if text is None else text
     before, mark, count = given.rpartition("@")
     counted = bool(mark) and count.isdecimal() and len(count) < 7 and not is_folder(Path(given))
-    name = (before or ROOT) if counted else given
+    name = ((before or ROOT) if counted else given).rstrip("/") or given
     in_folder = text is None or is_folder(Path(name)) or (counted and not before)
     try:
         runs = _runs_in(Path(name)) if in_folder else _runs_called(name)

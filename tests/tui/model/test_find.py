@@ -33,6 +33,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     ("abc", "quick/abc-1"),
     ("large", "large/xyz-3"),
     ("lar", "large/xyz-3"),
+    ("quick/", "quick/abd-2"),  # as shells complete the name of a folder
+    ("quick/@2", "quick/abc-1"),
+    ("quick/abc-1/", "quick/abc-1"),
     ("xyz-3", "large/xyz-3"),
     ("3", "large/xyz-3"),
     ("quick/abc", "quick/abc-1"),
