@@ -39,7 +39,9 @@ class Muon(PlannedOptimizer):
     routers, norms and biases. Each matrix is gathered on one rank to orthogonalize it."""
 
     kind: str = named("muon")
-    lr: float = learning_rate(UsualRange(1e-5, 0.1, "2e-4 to 4e-4 with AdamW's scale (arXiv 2502.16982), else 0.02"))
+    lr: float = learning_rate(
+        UsualRange(1e-5, 0.1, "AdamW's with its scale (arXiv 2502.16982), 0.02 without (KellerJordan/Muon)")
+    )
     momentum: float = setting(
         "exponential decay of the momentum",
         default=0.95,

@@ -17,6 +17,7 @@ from xtrain.dsl.schema.setting import AUTO, Auto, Range, Role, Setting, at_least
 from xtrain.dsl.spec_text import value_text
 from xtrain.dsl.values import Dimension, Interval, MeasuredNumber, Metric, Quantity
 from xtrain.lazy_attrs import frozen
+from xtrain.text.units import seconds_text
 
 ROLES: Final[dict[Role, str]] = {
     Role.EXPERIMENT: "affects the result: another value is another experiment",
@@ -51,9 +52,9 @@ Group = Literal["block", "action", "source", "link", "statement"]
 @frozen(kw_only=True)
 class Field:
     """A setting, or the label of a block. kind: its type in words, fixed words in backquotes. choices: these words.
-    default: as a spec writes it; None if required. values: the range, "" if there is none. only: labels of the block
-    that have the setting. example: a value. usage: the setting in a spec. is_block: a top-level block nested in this
-    one, which has a page."""
+    default: as a spec writes it; None if required. values: the range, "" if there is none. usual: the usual range and
+    its source, "" if there is none. only: labels of the block that have the setting. example: a value. usage: the
+    setting in a spec. is_block: a top-level block nested in this one, which has a page."""
 
     name: str
     path: str
@@ -66,6 +67,7 @@ class Field:
     role: Role
     example: str
     group: "Group"
+    usual: str = ""
     usage: str = ""
     is_label: bool = False
     is_block: bool = False
@@ -308,6 +310,7 @@ def _field(attribute: attrs.Attribute, meta: Setting, path: str, group: Group) -
         role=meta.role,
         example=meta.example or _example(attribute, choices),
         group=group,
+        usual=_usual(meta),
     )
 
 
@@ -322,6 +325,11 @@ def _values(meta: Setting) -> str:
     if isinstance(meta.check, Range) and meta.check.percent and meta.units != ("%",):
         return "not negative, at most 100%"
     return "" if meta.check is None else meta.check.words
+
+
+def _usual(meta: Setting) -> str:
+    text = seconds_text if "seconds" in meta.units else "{:g}".format
+    return "" if meta.usual is None else meta.usual.words(text)
 
 
 def _example(attribute: attrs.Attribute, choices: tuple[str, ...]) -> str:

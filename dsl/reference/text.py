@@ -190,6 +190,8 @@ class ReferenceText:
         facts = [("type", field.kind), ("default", field.default if field.default is not None else "must be given")]
         if field.values:
             facts.append(("values", field.values))
+        if field.usual:
+            facts.append(("usual", f"{field.usual} (W433)"))
         if field.only:
             facts.append(("only for", ", ".join(field.only)))
         if not field.is_label:
@@ -361,7 +363,8 @@ def _row(field: Field) -> tuple[str, ...]:
     kind = f"{field.kind}; {field.values}" if field.values else field.kind
     default = _code(field.default) if field.default is not None else "required"
     only = f" (only {', '.join(_code(each) for each in field.only)})" if field.only else ""
-    return name, kind, default, "label" if field.is_label else field.role.value, field.doc + only
+    usual = f"; usual are {field.usual} (W433)" if field.usual else ""
+    return name, kind, default, "label" if field.is_label else field.role.value, field.doc + usual + only
 
 
 def _words() -> list[str]:

@@ -61,7 +61,7 @@ ADAM_RATES: Final = UsualRange(
 
 
 def learning_rate(usual: UsualRange | None = ADAM_RATES) -> Any:
-    """Declare the setting `lr`, which every optimizer has. usual: published rates."""
+    """Declare the setting `lr`, which every optimizer has. usual: usual rates."""
     return setting("peak learning rate, reached after warm-up", check=positive, example="3e-4", usual=usual)
 
 
@@ -105,7 +105,7 @@ ADAM_DECAY: Final = UsualRange(0.0, 0.5, "0.1 (arXiv 2005.14165), 0.3 in vision 
 
 
 def decoupled_decay(default: float, usual: UsualRange = ADAM_DECAY) -> Any:
-    """Declare the setting `weight_decay` of optimizers with decoupled weight decay. usual: published values."""
+    """Declare the setting `weight_decay` of optimizers with decoupled weight decay. usual: usual values."""
     return setting("decoupled weight decay of matrices", default=default, check=not_negative, usual=usual)
 
 

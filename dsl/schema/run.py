@@ -106,7 +106,7 @@ class Launch:
         units=("seconds",),
         check=positive,
         role=Role.EXECUTION,
-        usual=UsualRange(600, 7 * 86_400, "limits of jobs in clusters"),
+        usual=UsualRange(1800, 7 * 86_400, "limits of queues: 30 min and 24 h (Daint of CSCS), 7 d (GPUs of UCR)"),
         example="4 h",
     )
     stop_at: Quantity | None = setting(

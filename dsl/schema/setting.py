@@ -115,8 +115,8 @@ class Role(StrEnum):
 
 
 class UsualRange(NamedTuple):
-    """Range of published values of a number. source: where they stand. margin: factor beyond the range from which a
-    value is reported (W433)."""
+    """Usual range of a number. source: published values in it. margin: factor beyond the range from which a value is
+    reported (W433)."""
 
     low: float
     high: float
@@ -125,6 +125,10 @@ class UsualRange(NamedTuple):
 
     def is_far(self, value: float) -> bool:
         return value * self.margin < self.low or value > self.high * self.margin
+
+    def words(self, text: Callable[[float], str] = "{:g}".format) -> str:
+        """Return the range and its source. text: writes one value."""
+        return f"{text(self.low)} to {text(self.high)}: {self.source}"
 
 
 @frozen(kw_only=True)
@@ -138,8 +142,8 @@ class Setting:
     all of them without a name of its own. added: the setting is newer than existing plans; plans omit its default, so
     their ids stay. registry: of the components whose names it takes. without: settings that a nested block does not
     have there. resuming: effect of another value on a resumed run: of a model or an adapter one of `Resuming`
-    (`dsl/schema/model.py`), of other components a clause; empty: the usual effect of a component's settings. usual: the
-    range of published values.
+    (`dsl/schema/model.py`), of other components a clause; empty: the usual effect of a component's settings. usual: its
+    usual range.
     """
 
     doc: str
@@ -154,7 +158,7 @@ class Setting:
     registry: Any = attrs.field(default=None, eq=False)
     without: tuple[str, ...] = ()
     resuming: str = attrs.field(default="", eq=False)
-    usual: UsualRange | None = attrs.field(default=None, eq=False)
+    usual: UsualRange | None = None
 
 
 def setting(

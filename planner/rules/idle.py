@@ -1,4 +1,4 @@
-"""Warnings about written settings that have no effect, and about values that are far from all published ones."""
+"""Warnings about written settings that have no effect, and about values far from the usual ones."""
 
 from typing import Final
 
@@ -25,7 +25,9 @@ from xtrain.text.units import seconds_text
 STEPS_BETWEEN: Final = UsualRange(
     100, 10_000, "every 1,000 steps in Pythia (arXiv 2304.01373), 500 by default in torchtitan"
 )
-SECONDS_BETWEEN: Final = UsualRange(300, 6 * 3600, "minutes (CheckFreq, FAST 2021) to some hours")
+SECONDS_BETWEEN: Final = UsualRange(
+    900, 6 * 3600, "15 to 30 min (NVIDIA, nvCOMP 2026), an epoch of several hours (CheckFreq, FAST 2021)"
+)
 LONG: Final = 1000  # steps of a run from which a save every few steps is no trial
 # Axis → the settings that only concern it.
 OF_AXIS = {
@@ -270,6 +272,6 @@ def check_usual(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findin
 
 
 def _warn_far(path: str, name: str, value: float, usual: UsualRange, found: Findings, *, seconds: bool = False) -> None:
-    value_text, low, high = (seconds_text(each) if seconds else f"{each:g}" for each in (value, usual.low, usual.high))
-    message = f"{name} is {value_text}, far from every published value"
-    found.warn(f"usual.{path}", "W433", path, message, f"usual are {low} to {high}: {usual.source}")
+    text = seconds_text if seconds else "{:g}".format
+    message = f"{name} is {text(value)}, more than {usual.margin:g} times beyond the usual range"
+    found.warn(f"usual.{path}", "W433", path, message, f"usual are {usual.words(text)}")

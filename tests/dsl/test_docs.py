@@ -73,6 +73,8 @@ def test_settings_of_one_name_stand_there_as_each_component_has_them():
             for name, (attribute, meta) in own.items():
                 mine = [row for row in rows if row[0] == name and (not row[3] or f"`{label}`" in row[3])]
                 ((_, default, doc, _),) = mine
+                if meta.usual is not None:  # its range follows
+                    doc = doc.removesuffix(f": {meta.usual.source} (W433)").rpartition("; usual are ")[0]
                 assert doc == meta.doc, (page.name, label, name)
                 if isinstance(attribute.default, float):
                     assert float(default.strip("`")) == float(f"{attribute.default:g}"), (page.name, label, name)
