@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from xtrain.dsl.checking.config_json import names_repo
+from xtrain.dsl.importing.accounts import is_off
 from xtrain.dsl.importing.draft import Draft
 from xtrain.dsl.spec_text import value_text
 
@@ -61,6 +62,14 @@ def names(draft: Draft, key: str, revision: str = "", *, model: bool = True) -> 
     else:
         draft.meaningless(revision, "a folder has no revisions")
     draft.label("model" if model else "tokenizer", label, f"{key} {revision}", note if model else "")
+
+
+def write_padding(draft: Draft) -> None:
+    """Write `batch.pad_to`, if rows have one document and are not compiled, which would be done for each length."""
+    multiple, rows = int(draft.number("pad_to_multiple_of", 0)), draft.collate[0] if draft.collate else ""
+    shorter = 0 < multiple < int(draft.setting("batch.sequence") or 0) and not draft.get("pad_to_sequence_len")
+    if shorter and rows.endswith("pack(single)") and is_off(draft.get("torch_compile")):
+        draft.set("batch.pad_to", multiple, "pad_to_multiple_of")
 
 
 def write_optimizer(

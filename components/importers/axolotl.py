@@ -10,6 +10,7 @@ from xtrain.components.importers._transformers_trainer import (
     PER_RANK,
     share_or_steps,
     write_optimizer,
+    write_padding,
     write_schedule,
 )
 from xtrain.dsl.importing.draft import Draft
@@ -53,6 +54,7 @@ class AxolotlImporter(Importer):
         write_adapter(draft, adapter)
         write_data(draft)
         _write_batch(draft)
+        write_padding(draft)
         write_optimizer(draft, "optimizer", "adamw_torch_fused", full=not adapter)
         _write_schedule(draft)
         write_precision(draft, adapter)

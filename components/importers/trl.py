@@ -10,6 +10,7 @@ from xtrain.components.importers._transformers_trainer import (
     module_names,
     names,
     write_lora,
+    write_padding,
     write_source,
 )
 from xtrain.dsl.importing.draft import Draft, identifier
@@ -82,6 +83,7 @@ class TrlImporter(Importer):
         draft.missing("dtype torch_dtype", "parameters are in fp32 or bf16")
         draft.missing("model_init_kwargs", "sizes of a model's folder cannot be changed")
         _write_loss(draft, method, adapter)
+        write_padding(draft)
         if draft.has("accelerate_config"):
             write_launcher(draft, "accelerate_config")
 

@@ -91,6 +91,7 @@ AXOLOTL_ROWS = [
     ("micro_batch_size: 2\nbatch_size: 16", ["micro = 2", "accumulate = 8"]),
     ("micro_batch_size: 2\nbatch_size: 16\ngradient_accumulation_steps: 3", ["accumulate = 3"]),
     ("sample_packing: true", ["collate = to_tensor -> flatten -> shift_tokens -> pack(multipack)"]),
+    ("pad_to_multiple_of: 64", ["pad_to = 64"]),
     ("sample_packing: false", ["collate = to_tensor -> flatten -> shift_tokens -> pack(single)"]),
     ("excess_length_strategy: truncate", ["oversized = truncate"]),
     ("excess_length_strategy: raise", ["oversized = error"]),
@@ -182,6 +183,9 @@ def test_axolotl(tmp_path, text, lines):
     ("wandb_project:", "wandb_project", Fate.MEANINGLESS),  # no value
     ("plugins:\n  - axolotl.integrations.liger.LigerPlugin", "plugins.0", Fate.MEANINGLESS),
     ("adapter: lora\nlora_r: 16", "lora_r", Fate.DEFAULT),
+    *[(f"pad_to_multiple_of: 64\n{text}", "pad_to_multiple_of", Fate.MEANINGLESS)
+      for text in ("sample_packing: true", "torch_compile: true", "pad_to_sequence_len: true", "sequence_len: 64")],
+    ("pad_to_multiple_of: 64\nsequence_len: 65", "pad_to_multiple_of", Fate.TRANSLATED),
     ("relora: false", "relora", Fate.DEFAULT),
     ("train_on_inputs: false", "train_on_inputs", Fate.DEFAULT),
     ("fp16: false", "fp16", Fate.DEFAULT),
@@ -258,6 +262,7 @@ OTHER_ROWS = [
     ("trl", "output_dir: out", ["budget = 3 epochs", "scheduler linear", "sequence = 1024", "activation full"]),
     ("trl", "bf16: true", ["compute = bf16", "!params = bf16"]),
     ("trl", "bf16: true\ndtype: bfloat16", ["params = bf16"]),
+    ("trl", "pad_to_multiple_of: 64\nmax_length: 512", ["pad_to = 64"]),
     ("trl", "packing: true\nmax_length: 512", ["collate = to_tensor -> flatten -> shift_tokens -> pack(multipack)"]),
     ("trl", "assistant_only_loss: true", ['messages = "messages"']),
     ("trl", "completion_only_loss: true", ['prompt = "prompt"', 'response = "completion"']),
