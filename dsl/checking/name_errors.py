@@ -344,9 +344,11 @@ class NameErrors:
         return synonym.convert(Given(_plain(value), value.span.text, self._setting))
 
     def _setting(self, path: str) -> Any:
-        """Return the value that the spec gives to a setting of a block; None without one."""
+        """Return the value that the spec gives to a setting of a block, True for a block; None without one."""
         kind, _, name = path.partition(".")
         section = self.root.blocks.get(kind)
+        if section is not None and not name:
+            return True
         entry = section.entries.get(name) if section is not None else None
         return entry.value.data if entry is not None else None
 

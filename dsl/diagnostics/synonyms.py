@@ -17,7 +17,7 @@ class Given:
     """Value of a setting of another trainer.
 
     data: the value; names are strings here, and lists tuples. text: the source text. setting: returns the value that
-    the spec gives a setting of xtrain, such as `optimizer.lr`; None without one.
+    the spec gives a setting of xtrain, such as `optimizer.lr`, or True for a block that it has; None without one.
     """
 
     data: Any
@@ -131,6 +131,20 @@ def _negative_is_auto(given: Given) -> str | None:
     return given.text if _is_number(given.data) and given.data >= 1 else None
 
 
+def _rows_of_step(given: Given) -> str | None:
+    text = _negative_is_auto(given)
+    return text if text == "auto" or given.setting("rollout") is None else None  # prompts, or completions
+
+
+def _rows(given: Given) -> str | None:
+    """Convert a number of samples: with a rollout these are completions, and a row here holds all of a prompt."""
+    if given.setting("rollout") is None:
+        return given.text or None
+    group = given.setting("rollout.group")
+    whole = type(given.data) is int and type(group) is int and group > 0 and given.data % group == 0
+    return str(given.data // group) if whole else None
+
+
 def _words(words: Mapping[Any, str]) -> Conversion:
     def convert(given: Given) -> str | None:
         data = given.data.lower() if isinstance(given.data, str) else given.data
@@ -172,8 +186,6 @@ _SAME: Final = {
     "window": "sliding_window", "head_dim": "kv_channels",
     # training
     "lr": "learning_rate max_lr peak_lr", "weight_decay": "wd", "eps": "adam_epsilon adam_eps", "seed": "random_seed",
-    "micro": "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu local_batch_size "
-             "device_batch_size micro_batch_size_per_gpu",
     "accumulate": "gradient_accumulation_steps grad_accum grad_accum_steps accumulate_grad_batches",
     "sequence": "seq_len seq_length sequence_length sequence_len max_seq_len max_seq_length context_length "
                 "block_size encoder_seq_length",
@@ -229,7 +241,13 @@ _CONVERTED: Final[dict[str, tuple[str, Conversion, str]]] = {
     "save_total_limit keep_latest_k": (
         "keep", _kept, "0 is `none`; `keep` counts the newest checkpoints, and `best` is kept in addition",
     ),
-    "global_batch_size": ("rows", _negative_is_auto, "-1 is `auto`"),
+    "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu local_batch_size device_batch_size "
+    "micro_batch_size_per_gpu": (
+        "micro", _rows, "with `rollout` a row holds all completions of a prompt: {key} / `group` of `rollout`",
+    ),
+    "global_batch_size": (
+        "rows", _rows_of_step, "-1 is `auto`; with `rollout` a row holds all completions of a prompt",
+    ),
     "data_parallel_shard_degree": ("fsdp", _negative_is_auto, "-1 is `auto`"),
     "fsdp_reshard_after_forward": (
         "reshard", _words({"default": "auto", "always": "true", "never": "false", True: "true", False: "false"}),

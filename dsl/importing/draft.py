@@ -241,6 +241,8 @@ class Draft:
         self.set(f"{path}.{name}", None, key, note, text=text)
 
     def _value(self, address: str) -> Any:
+        if "." not in address:
+            return True if address in self._blocks else None
         text = self.setting(address)
         return None if text is None else _as_number(text)
 

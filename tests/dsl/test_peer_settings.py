@@ -242,6 +242,33 @@ def test_a_value_through_a_name_is_not_converted():
     assert not apply_fixes(lambda texts: found_in(text, texts)).texts
 
 
+SAMPLES = ("per_device_train_batch_size", "micro_batch_size", "train_micro_batch_size_per_gpu", "local_batch_size",
+           "device_batch_size", "micro_batch_size_per_gpu")  # fmt: skip
+
+
+@pytest.mark.parametrize("word", SAMPLES)
+@pytest.mark.parametrize(("rollout", "after"), [
+    ("group = 8", "micro = 2"),
+    ("num_generations = 8", "micro = 2"),
+    ("group = 3", None),  # 16 completions are no whole rows
+    ("", None),
+])  # fmt: skip
+def test_completions_of_a_rollout_become_rows(word, rollout, after):
+    body = f"{word} = 16"
+    text = spec("batch", body) + f"rollout {{ {rollout} }}\n"
+    fix = apply_fixes(lambda texts: found_in(text, texts)).texts.get("s", text)
+    assert (after or body) in fix
+    if after is None:
+        assert any(f"{word} / `group` of `rollout`" in (each.hint or "") for each in found_in(text))
+
+
+@pytest.mark.parametrize(("size", "after"), [("-1", "rows = auto"), ("64", None)])
+def test_a_batch_of_prompts_or_completions_is_no_number_of_rows(size, after):
+    body = f"global_batch_size = {size}"
+    text = spec("batch", body) + "rollout { group = 8 }\n"
+    assert (after or body) in apply_fixes(lambda texts: found_in(text, texts)).texts.get("s", text)
+
+
 @pytest.mark.parametrize(("block", "body", "hint", "after"), [
     ("scheduler", "floor = 0.1", "write `10%`", "floor = 10%"),
     ("scheduler", "floor = 2e-5", "write `0.002%` if this is a share", None),
