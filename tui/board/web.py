@@ -57,13 +57,15 @@ class BoardServer(Server):
 
     @web.middleware
     async def _only_with_token(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        # A proxy that ends TLS says so in a header that no page of another site can set.
+        scheme = "https" if request.headers.get("X-Forwarded-Proto") == "https" else request.scheme
         if request.path == "/" and self._is_token(request.query.get("token", "")):
             found = web.HTTPFound("/")
-            found.set_cookie(self._cookie, self._token, httponly=True, samesite="Strict")
+            found.set_cookie(self._cookie, self._token, httponly=True, samesite="Strict", secure=scheme == "https")
             raise found
         if not self._is_token(request.cookies.get(self._cookie, "")):
             raise web.HTTPForbidden(text="open the address that `xtrain watch --web` has printed, with its token\n")
-        here = f"{request.scheme}://{request.host}"
+        here = f"{scheme}://{request.host}"
         if request.path == "/ws" and request.headers.get("Origin", here) != here:
             raise web.HTTPForbidden(text="pages of other sites cannot open the dashboard\n")
         self.public_url = here  # also through a forwarded port

@@ -49,6 +49,14 @@ def test_only_those_who_know_the_token_see_it(run: Path) -> None:
             assert "default-src 'self'" in page.headers["Content-Security-Policy"]
             assert (await client.get("/static/js/textual.js")).status == 200
             assert (await client.get("/ws", headers={"Origin": "http://elsewhere"})).status == 403
+            behind = {"X-Forwarded-Proto": "https", "Cookie": f"xtrain-8765={TOKEN}"}  # a proxy that ends TLS
+            page = await client.get("/", headers=behind)
+            assert f"wss://{page.url.host}:{page.url.port}/ws" in await page.text()
+            answer = await client.get(f"/?token={TOKEN}", headers=behind, allow_redirects=False)
+            assert "Secure" in answer.headers["Set-Cookie"].split("; ")
+            assert (await client.get("/ws", headers={**behind, "Origin": "https://elsewhere"})).status == 403
+            async with client.ws_connect("/ws", headers={**behind, "Origin": f"https://{page.url.authority}"}):
+                pass
 
     asyncio.run(play())
 
