@@ -234,9 +234,11 @@ def _objects(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _rows(source: str, file: Path) -> Iterator[Mapping[str, Any]]:
-    pa, parquet = pyarrow(source), file.open("rb").read(4) == b"PAR1"
+    pa = pyarrow(source)
+    with file.open("rb") as start:
+        is_parquet = start.read(4) == b"PAR1"
     try:
-        if parquet:
+        if is_parquet:
             from pyarrow.parquet import ParquetFile
 
             batch = next(ParquetFile(file).iter_batches(SAMPLED), None)

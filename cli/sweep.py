@@ -24,9 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = verbs.add_parser("show", help="list trials, the best first")
     show.add_argument("folder", type=Path, metavar="FOLDER", help="a sweep by its name below runs, or its folder")
     show.add_argument("--json", action="store_true", help="print the trials as JSON")
-    show.add_argument(
-        "--csv", type=Path, metavar="FILE", help=("show the best trial, its settings and its run directory")
-    )
+    show.add_argument("--csv", type=Path, metavar="FILE", help="write the trials as CSV")
     show.add_argument("--parquet", type=Path, metavar="FILE", help="write the trials as Parquet (needs pyarrow)")
     best = verbs.add_parser("best", help="the best trial, its settings and its run directory")
     best.add_argument("folder", type=Path, metavar="FOLDER", help="a sweep by its name below runs, or its folder")

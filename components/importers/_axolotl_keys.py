@@ -35,9 +35,7 @@ WITHOUT_MEANING: Final = {
         "is_qwen_derived_model tokenizer_type tokenizer_use_fast tokenizer_legacy model_revision "
         "base_model_ignore_patterns model_config.output_router_logits"
     ),
-    "no code of a model's folder is run; a model that needs it is refused when the spec is checked": (
-        "trust_remote_code"
-    ),
+    "modeling files of a folder are executed only with `model { code = remote }`": "trust_remote_code",
     "placement on devices and ranks is xtrain's": (
         "device_map device local_rank world_size ddp ddp_timeout ddp_bucket_cap_mb ddp_broadcast_buffers "
         "ddp_find_unused_parameters low_cpu_mem_usage experimental_skip_move_to_device max_memory "

@@ -27,8 +27,9 @@ WITHOUT_MEANING: Final = {
         "dataloader_multiprocessing_context dataset_num_proc remove_unused_columns label_names length_column_name "
         "preprocessing_num_workers overwrite_cache dataset_streaming streaming dataloader_drop_last data_seed "
         "per_device_eval_batch_size eval_accumulation_steps eval_do_concat_batches eval_use_gather_object "
-        "include_for_metrics batch_eval_metrics prediction_loss_only trust_remote_code pad_to_multiple_of pad_token"
+        "include_for_metrics batch_eval_metrics prediction_loss_only pad_to_multiple_of pad_token"
     ),
+    "modeling files of a folder are executed only with `model { code = remote }`": "trust_remote_code",
     "ranks and devices are xtrain's": (
         "ddp_* local_rank use_cpu accelerator_config torch_empty_cache_steps auto_find_batch_size log_on_each_node "
         "save_on_each_node enable_jit_checkpoint no_cuda parallelism_config ray_*"

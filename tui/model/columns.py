@@ -206,9 +206,12 @@ def by_key(run: list[Values]) -> list[tuple[str, Any, ndarray]]:
     return found
 
 
+EVALUATIONS = ("eval/", "eval_", "final/")  # beginnings of keys
+
+
 def is_evaluation(record: Values) -> bool:
     """Return True if a record holds only losses of evaluations, and nothing of a step."""
-    return all(key in ("step", "time") or key.startswith(("eval/", "eval_", "final/")) for key in record)
+    return all(key in ("step", "time") or key.startswith(EVALUATIONS) for key in record)
 
 
 def last_own(records: Sequence[Values]) -> int:

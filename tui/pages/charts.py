@@ -7,6 +7,7 @@ from typing import Final, get_args, get_origin, get_type_hints
 from xtrain.records.metrics import FREE_NAMES, StepMetrics
 from xtrain.tui.curves.axis import Unit
 from xtrain.tui.curves.picture import Level
+from xtrain.tui.model.columns import EVALUATIONS
 from xtrain.tui.pages.comparison import Compared, metric_keys
 
 # Metrics that come first, in this order; evaluations follow them.
@@ -21,7 +22,7 @@ def chart_keys(runs: Sequence[Compared], query: str = "") -> tuple[str, ...]:
     """Return the metrics of the runs that match a query, the most important first."""
 
     def order(key: str) -> tuple[int, bool]:
-        return FIRST.index(key) if key in FIRST else len(FIRST), not key.startswith("eval/")
+        return FIRST.index(key) if key in FIRST else len(FIRST), not key.startswith(EVALUATIONS)
 
     return tuple(sorted((key for key in metric_keys(runs) if matches(key, query)), key=order))
 

@@ -17,6 +17,7 @@ from xtrain.text.units import count, decimal, share
 from xtrain.tui.curves.canvas import Line
 from xtrain.tui.curves.picture import Picture, picture
 from xtrain.tui.model.board import Board
+from xtrain.tui.model.columns import EVALUATIONS
 from xtrain.tui.model.metrics import TrialCurves
 from xtrain.tui.model.reader import RunReader
 from xtrain.tui.model.series import By
@@ -148,13 +149,18 @@ def charts_of(runs: Sequence[Compared]) -> list[tuple[str, list[Chart]]]:
         drawn = lines(runs, key, by)
         if key == "loss" and len(runs) == 1:
             drawn += _evaluated(runs[0], by)
-        topic = _TOPICS.get(key.partition("/")[0], "Other metrics") if "/" in key else "Training"
         if chart := _chart(key, drawn, by, levels(runs, key)):
-            found.setdefault(topic, []).append(chart)
+            found.setdefault(topic_of(key), []).append(chart)
     return list(found.items())
 
 
-_TOPICS: Final = {"eval": "Evaluation", "loss": "Datasets", "rows": "Datasets", "valid_tokens": "Datasets"}
+def topic_of(key: str) -> str:
+    """Return the topic of a metric."""
+    if key.startswith(EVALUATIONS):
+        return "Evaluation"
+    if key.startswith(("loss/", "rows/", "valid_tokens/")):
+        return "Datasets"
+    return "Other metrics" if "/" in key else "Training"
 
 
 def _chart(key: str, drawn: Sequence[Line], by: By, planned: Any = ()) -> Chart | None:

@@ -14,7 +14,7 @@ from made_runs import made_run, made_sweep
 
 from xtrain.api.reports import report_page
 from xtrain.records.status import SERVER_FILE, ServedModel, ServerStatus
-from xtrain.tui.report.content import report_of
+from xtrain.tui.report.content import report_of, topic_of
 from xtrain.tui.report.page import MARK, fragment, page, titled
 
 
@@ -78,6 +78,19 @@ def test_the_page_of_one_run(root: Path) -> None:
         assert words.replace(" ", "") in said.replace(" ", ""), words
     assert "Differences" not in said and "loss/code" in said
     assert found.count("<figure") == len(re.findall(r"<svg xmlns", found)) > 10
+
+
+@pytest.mark.parametrize(("key", "topic"), [
+    ("loss", "Training"),
+    ("eval/web/loss", "Evaluation"),
+    ("eval_8/web/loss", "Evaluation"),
+    ("eval_all/web/acc", "Evaluation"),
+    ("final/web/loss", "Evaluation"),
+    ("loss/code", "Datasets"),
+    ("hook/largest/norm", "Other metrics"),
+])  # fmt: skip
+def test_topics(key: str, topic: str) -> None:
+    assert topic_of(key) == topic
 
 
 def test_runs_next_to_each_other(root: Path) -> None:
