@@ -5,6 +5,7 @@ from pathlib import Path
 
 from xtrain.plan.serialise import PlanError, load_plan
 from xtrain.planner.review.page import render
+from xtrain.text.printing import whole_pages
 from xtrain.tui.report.content import report_of
 from xtrain.tui.report.page import page
 
@@ -17,8 +18,9 @@ def report_page(directories: Sequence[Path], sweep: Path | None = None) -> str:
 
 
 def _plan_texts(directory: Path) -> list[tuple[str, str]]:
-    """Return the page of a run's plan; empty if this version cannot read the plan."""
+    """Return the page of a run's plan, uncut; empty if this version cannot read the plan."""
     try:
-        return [("Plan", render(load_plan(directory / "plan.json")))]
+        with whole_pages():
+            return [("Plan", render(load_plan(directory / "plan.json")))]
     except (OSError, ValueError, PlanError):
         return []

@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
 from typing import Any, Final, TextIO, cast
 
-# True while a command writes to a file or a pipe, where pages cut no line.
+# True where pages cut no line: in reports, and while a command writes to a file or a pipe.
 WHOLE: Final[ContextVar[bool]] = ContextVar("whole", default=False)
 # Colors printed by commands, which can hide or move nothing; and all control characters.
 _OBEYED: Final = re.compile(
@@ -45,17 +45,24 @@ class SafeOutput:
 
 
 @contextmanager
+def whole_pages(whole: bool = True) -> Iterator[None]:
+    """Cut no line of a page if `whole`."""
+    before = WHOLE.set(whole)
+    try:
+        yield
+    finally:
+        WHOLE.reset(before)
+
+
+@contextmanager
 def safe_output() -> Iterator[None]:
     """Make standard output and standard error safe during a command, and cut no line of a page without a terminal."""
-    whole = WHOLE.set(not sys.stdout.isatty())
-    try:
-        with (
-            redirect_stdout(cast(TextIO, SafeOutput(sys.stdout))),
-            redirect_stderr(cast(TextIO, SafeOutput(sys.stderr))),
-        ):
-            yield
-    finally:
-        WHOLE.reset(whole)
+    with (
+        whole_pages(not sys.stdout.isatty()),
+        redirect_stdout(cast(TextIO, SafeOutput(sys.stdout))),
+        redirect_stderr(cast(TextIO, SafeOutput(sys.stderr))),
+    ):
+        yield
 
 
 def drawn_on(stream: TextIO, ui: str = "console") -> TextIO:

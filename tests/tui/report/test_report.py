@@ -2,6 +2,7 @@
 
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +14,11 @@ from hostile_run import HOSTILE, hostile_run
 from made_runs import made_run, made_sweep
 
 from xtrain.api.reports import report_page
+from xtrain.plan.serialise import dumps
+from xtrain.planner.load import plan_from_path
+from xtrain.planner.review.page import render
 from xtrain.records.status import SERVER_FILE, ServedModel, ServerStatus
+from xtrain.text.printing import whole_pages
 from xtrain.tui.report.content import report_of, topic_of
 from xtrain.tui.report.page import MARK, fragment, page, titled
 
@@ -91,6 +96,17 @@ def test_the_page_of_one_run(root: Path) -> None:
 ])  # fmt: skip
 def test_topics(key: str, topic: str) -> None:
     assert topic_of(key) == topic
+
+
+def test_the_page_of_a_large_plan_is_whole(tmp_path: Path) -> None:
+    plan = plan_from_path(Path(__file__).parents[3] / "specs" / "llama_405b_16k.xtrain", ()).plan
+    assert plan is not None
+    made_run(tmp_path / "run", logged=4)
+    (tmp_path / "run" / "plan.json").write_text(dumps(plan))
+    found = unescape(report_page([tmp_path / "run"]))
+    with whole_pages():
+        assert render(plan) in found
+    assert render(plan) not in found  # as on a terminal
 
 
 def test_runs_next_to_each_other(root: Path) -> None:
