@@ -280,9 +280,11 @@ def _to_heads(on: "Tracer", *parts: TracedTensor) -> TracedTensor:
     ops, local = on.ops, on.local
     size = local.tokens * (local.heads + 2 * local.spread_kv) * local.head_dim * local.width
     call = CollectiveCall("ulysses", "all_to_all", CP, size)
-    sent = ops.op(*parts, makes=size, scratch=(size, size))
-    received = ops.op(sent, makes=size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
-    return ops.op(received, makes=size)
+    joined = ops.op(*parts, makes=size, scratch=(0, size), named=parts)
+    with ops.scope():
+        sent = ops.op(joined, makes=size, fresh=False, named=(joined,))
+        received = ops.op(sent, makes=size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
+        return ops.op(received, makes=size)
 
 
 def _to_positions(on: "Tracer", out: TracedTensor) -> TracedTensor:
@@ -450,9 +452,9 @@ class LatentAttentionLayer(Layer):
         expanded = on.linear(latent, f"{self.name}.kv_b_proj", local.tokens)
         keys, v = ops.split(expanded, number * self.nope_dim, number * self.value_dim)
         q, turned = self._queries(on, x), number * self.rope_dim
-        q = ops.op(q, makes=wide, scratch=(7 * turned // 2, 3 * turned))
+        q = ops.op(q, makes=wide, scratch=(7 * turned // 2, 3 * turned), named=(q, kv, latent))
         turned = each * self.rope_dim
-        k = ops.op(keys, shared_key, makes=wide, scratch=(7 * turned // 2, 3 * turned))
+        k = ops.op(keys, shared_key, makes=wide, scratch=(7 * turned // 2, 3 * turned), named=(expanded,))
         if self.value_dim < local.head_dim:
             v = ops.op(v, makes=wide)
         out = trace_kernel(AttentionLayer(self.name), on, (q, k, v))
