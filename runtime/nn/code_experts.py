@@ -114,7 +114,7 @@ class CodeExperts(Experts, HasKeys, RouterLosses):
 
 class _Repeating(TorchFunctionMode):
     """Mode in which routers choose, in the second run of a checkpoint, the experts of the first run, and compute their
-    weights. The choice of a token are the `per_token` largest of `experts` numbers."""
+    weights. Experts of a token are chosen as the `per_token` largest of `experts` scores."""
 
     def __init__(self, experts: int, per_token: int) -> None:
         super().__init__()
@@ -126,7 +126,9 @@ class _Repeating(TorchFunctionMode):
             return func(*args, **kwargs)
         given = {**dict(zip(("input", "k", "dim"), args, strict=False)), **kwargs}
         scores, last = given["input"], given.get("dim", -1) in (-1, given["input"].ndim - 1)
-        if not last or (scores.shape[-1], given["k"]) != (self.experts, self.per_token):
+        # Routers with groups of experts score a group by its two largest scores; the only group has all experts.
+        scores_group = scores.ndim > 2 and scores.shape[-2] == 1
+        if not last or scores_group or (scores.shape[-1], given["k"]) != (self.experts, self.per_token):
             return func(*args, **kwargs)
         with torch.no_grad():
             chosen = remember(lambda: func(*args, **kwargs).indices)

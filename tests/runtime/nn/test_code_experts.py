@@ -23,8 +23,8 @@ from xtrain.runtime.nn.recompute import runs_of
 pytestmark = pytest.mark.usefixtures("inspected_here")
 
 
-def tiny(kind: str) -> CodeModel:
-    content = content_of(kind)
+def tiny(kind: str, **values: Any) -> CodeModel:
+    content = content_of(kind) | values
     with torch.device("meta"):
         model = build(config_of(content))
     found = small(content, model)
@@ -114,6 +114,18 @@ def test_weights_follow_choices_that_are_made_again(kind: str, scores: Callable[
     assert torch.equal(same, chosen) and not torch.equal(own.sort(-1).values, chosen.sort(-1).values)
     wanted = scores(logits).gather(-1, chosen)
     torch.testing.assert_close(weights / weights.sum(-1, keepdim=True), wanted / wanted.sum(-1, keepdim=True))
+
+
+def test_scores_of_the_only_group_of_experts_are_no_choice():
+    code = tiny("deepseek_v3", n_group=1, topk_group=1, num_experts_per_tok=2)
+    experts = experts_of(code)
+    assert experts is not None and experts["chosen"] == 2
+    (module, *_), router = take_all(code, experts, Axes()), code.layers[-1].get_submodule(experts["router"]["module"])
+    module.per_token, choices = experts["chosen"], list[Tensor]()
+    run, _ = runs_of(choices)
+    with run, repeating([module]):
+        chosen = router(torch.randn(1, 30, code.head.in_features))[2]
+    assert len(choices) == 1 and torch.equal(choices[0], chosen)
 
 
 ROLLOUT = """experiment small {{ budget = 2 steps }}
