@@ -305,9 +305,9 @@ class StoredPart:
 
     expert: index along the parameter's first dimension; None: the whole parameter. transposed: rows of the stored
     matrices are columns here. first, step: index i of the parameter's last dimension is index first + step · i of the
-    stored tensor. Parts with a step are interleaved with as many parameters. rows: first and end of
-    the rows of the parameter, or of the expert's matrix, that the tensor holds; None: all. top: row of the tensor at
-    which the part begins; the tensor's other rows hold other parameters.
+    stored tensor. Parts with a step are interleaved with as many parameters. rows: first and end of the rows of the
+    parameter, or of the expert's matrix, that the tensor holds; None: all. top: row of the tensor at which the part
+    begins; the tensor's other rows hold other parameters.
     """
 
     name: str

@@ -12,10 +12,10 @@ from xtrain.dsl.values import Quantity
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, parameters
 from xtrain.plan.canonical import portable
+from xtrain.plan.exported_config import not_written
 from xtrain.plan.graph import ActionNode, ActionPlace
 from xtrain.plan.resolved import Resolved
 from xtrain.plan.weight_files import LOADED, SIZES
-from xtrain.plan.weight_layout import not_written
 from xtrain.text.units import bytes_text
 
 STEP: Final = "{step}"  # in the name of the folder

@@ -3,7 +3,7 @@
 from attrs import evolve
 
 from xtrain.blocks.block import BlockPiece, block_of
-from xtrain.blocks.memory_simulator import without_frozen
+from xtrain.blocks.frozen import without_frozen
 from xtrain.blocks.op_trace import (
     CP,
     INDEX,

@@ -18,13 +18,14 @@ from xtrain.dsl.schema.setting import Auto, resuming_of, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
 from xtrain.plan.data import TokenizerMissing, TokenizerUnreadable
+from xtrain.plan.exported_config import read_differences
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.groups import alone, check_groups, check_tasks
 from xtrain.plan.parameters import check_frozen, covers
 from xtrain.plan.peft import PeftFolder
 from xtrain.plan.resolved import Shape
 from xtrain.plan.weight_files import WeightFiles, WeightsUnreadable, read_weight_files
-from xtrain.plan.weight_layout import assign, has_rewards, read_differences
+from xtrain.plan.weight_layout import assign, has_rewards
 from xtrain.planner.derive.adapters import ADAPTER_RULE as RULE
 from xtrain.planner.derive.adapters import check_adapter, check_adapter_files, read_adapter
 

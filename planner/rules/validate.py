@@ -34,9 +34,10 @@ from xtrain.planner.graph.saving import check_average, check_backend, check_nan,
 from xtrain.planner.graph.timeline import NOTHING_SCHEDULED, check_alerts, check_ticks, fill_schedule
 from xtrain.planner.rules.elastic import Elastic, ValidatedSpec, settle_worlds
 from xtrain.planner.rules.idle import check_idle, check_idle_accumulation, check_usual
-from xtrain.planner.rules.layout import check_further, check_stack, check_topology, fit_teacher
+from xtrain.planner.rules.layout import check_further, check_topology, fit_teacher
 from xtrain.planner.rules.modules import check_base, check_code, check_fp8, check_modules
 from xtrain.planner.rules.schedule import check_beginning, check_phases, check_profiles, resumed_batch
+from xtrain.planner.rules.stack import check_stack
 
 # Settings that decide whether an optimizer can update the model.
 _UPDATES: Final = "optimizer.* precision.params scheduler.kind model.* parallel.tp.size {world}"

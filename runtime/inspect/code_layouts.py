@@ -14,7 +14,8 @@ from xtrain.runtime.inspect.small_model import POSITIONS, by_kernels, ids_of, ke
 from xtrain.runtime.nn.attention import by_document
 from xtrain.runtime.nn.attention_blocks import Scores
 from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache
-from xtrain.runtime.nn.model_code import CodeModel, CodeStage
+from xtrain.runtime.nn.code_stage import CodeStage
+from xtrain.runtime.nn.model_code import CodeModel
 
 
 @torch.no_grad()

@@ -32,10 +32,11 @@ from xtrain.runtime.nn.batch import DocumentLayout, LayerCache, ModelBatch
 from xtrain.runtime.nn.block import LayerBlock
 from xtrain.runtime.nn.code_attention import NAME, attending
 from xtrain.runtime.nn.code_experts import CodeExperts, repeating, set_router_loss, take_experts
+from xtrain.runtime.nn.code_stage import CodeStage
 from xtrain.runtime.nn.code_tensor import cut_embedding, cut_layer, local_parameters
 from xtrain.runtime.nn.layers import Linear, generator_of
 from xtrain.runtime.nn.loss import Head
-from xtrain.runtime.nn.model_code import CodeModel, CodeStage, UnknownCode, build, code_digest, config_of, execute_files
+from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, code_digest, config_of, execute_files
 from xtrain.runtime.nn.transformer import StageSpan, Transformer
 
 

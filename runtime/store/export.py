@@ -15,6 +15,15 @@ from xtrain.dsl.checking.config_json import snapshot_folder
 from xtrain.dsl.checking.model_folder import settings_in_folder
 from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.plan.architecture import Architecture, ParameterSpec, buffers
+from xtrain.plan.exported_config import (
+    FURTHER,
+    ConfigValues,
+    changed_config,
+    new_config,
+    not_written,
+    read_differences,
+    with_tokens,
+)
 from xtrain.plan.mesh import base_of_plan
 from xtrain.plan.plan import Plan
 from xtrain.plan.weight_files import (
@@ -27,19 +36,7 @@ from xtrain.plan.weight_files import (
     read_weight_files,
     stored_names,
 )
-from xtrain.plan.weight_layout import (
-    FURTHER,
-    ConfigValues,
-    FormatOf,
-    WrittenFile,
-    assign,
-    changed_config,
-    lay_out,
-    new_config,
-    not_written,
-    read_differences,
-    with_tokens,
-)
+from xtrain.plan.weight_layout import FormatOf, WrittenFile, assign, lay_out
 from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import ExportFailed
 from xtrain.runtime.base.locks import HeldLock

@@ -185,9 +185,8 @@ class WeightReader:
     ) -> Iterator[tuple[Any, Tensor]]:
         """Yield (place in the piece, values) for the given rows, and columns of a matrix, in order.
 
-        step: adjacent numbers that form one column, the last dimension of the values; of codes adjacent rows.
-        skipped: bytes of the tensor
-        before the matrix. width: columns of the matrix; 0: the last dimension of the tensor.
+        step: adjacent numbers that form one column, the last dimension of the values; of codes adjacent rows. skipped:
+        bytes of the tensor before the matrix. width: columns of the matrix; 0: the last dimension of the tensor.
         """
         if stored.codes is not None and columns is not None:
             yield from self._decoded(name, stored, stored.codes, rows, columns, skipped, step)
@@ -237,11 +236,8 @@ class WeightReader:
                 for line in range(1 if most - least == row_bytes else height):
                     part = view if most - least == row_bytes else view[line * (most - least) :][: most - least]
                     self._fill(part, at + line * row_bytes + least, name, stored)
-                scaled = (
-                    above // extent * -(-extent // tall) + row // tall,
-                    (row + height - 1) // tall - row // tall + 1,
-                )
-                scales = self._scales(name, codes, *scaled)
+                first_scale = above // extent * -(-extent // tall) + row // tall
+                scales = self._scales(name, codes, first_scale, (row + height - 1) // tall - row // tall + 1)
                 lines = torch.arange(row, row + height) // tall - row // tall
                 packed = torch.frombuffer(view, dtype=torch.uint8).view(height, -1)
                 values = decode(codes, packed, scales[lines][:, groups], begin % 2)

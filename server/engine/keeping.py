@@ -19,12 +19,13 @@ from xtrain.contracts.models import PlannedAdapter
 from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.plan.architecture import Architecture, ParameterSpec, buffers
+from xtrain.plan.exported_config import ConfigValues, not_written
 from xtrain.plan.graph import SETUP
 from xtrain.plan.mesh import base_of_plan
 from xtrain.plan.peft import PEFT_CONFIG, PEFT_WEIGHTS, lay_out_adapter, peft_config
 from xtrain.plan.plan import Plan
 from xtrain.plan.weight_files import CONFIG, WeightsUnreadable, header_of, read_file, read_weight_files
-from xtrain.plan.weight_layout import ConfigValues, assign, lay_out, not_written
+from xtrain.plan.weight_layout import assign, lay_out
 from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import ExportFailed
 from xtrain.runtime.base.ops import op

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from xtrain.blocks.compiled import compile_trace
+from xtrain.blocks.frozen import without_frozen
 from xtrain.blocks.memory_simulator import (
     Handling,
     Recompute,
@@ -13,7 +14,6 @@ from xtrain.blocks.memory_simulator import (
     bytes_for_backward,
     forward,
     second_run,
-    without_frozen,
 )
 from xtrain.blocks.op_trace import MATMUL, CollectiveCall, FsdpUnit, OpTrace, TracedOp, TracedTensor
 from xtrain.planner.costs.block_trace import TP

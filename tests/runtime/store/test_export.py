@@ -19,9 +19,9 @@ from torch import Tensor
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.dsl.checking.model_folder import settings_in_folder
+from xtrain.plan.exported_config import not_written, read_differences, with_tokens
 from xtrain.plan.plan import Plan
 from xtrain.plan.weight_files import read_weight_files
-from xtrain.plan.weight_layout import not_written, read_differences, with_tokens
 from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import EnvironmentFault, ExportFailed
 from xtrain.runtime.store import export_weights as weights
