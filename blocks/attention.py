@@ -332,6 +332,7 @@ def _blockwise(layer: AttentionLayer, on: "Tracer", parts: Sequence[TracedTensor
         attends=True,
         calls=around,
         back_calls=[*around, *back],
+        apart=True,
         **_sinks(layer, on),
     )
 

@@ -23,8 +23,11 @@ def compile_trace(trace: OpTrace, graphs: Sequence[range], saved: Set[str]) -> N
         _keep_used_results(trace, saved)
     for ops in pieces:
         own = {id(op) for op in ops}
-        outside = {id(value) for op in trace.ops if id(op) not in own for value in op.inputs}
-        _fuse(ops, outside | {id(value) for value in trace.ops[-1].outputs})
+        outside = {id(value.storage) for op in trace.ops if id(op) not in own for value in op.inputs}
+        _fuse(ops, outside | {id(value.storage) for value in trace.ops[-1].outputs})
+        if not trace.compiled:  # selective recomputation of the block does not see results inside compiled parts
+            for op in ops:
+                op.saved, op.results = "", ()
 
 
 def _keep_used_results(trace: OpTrace, saved: Set[str]) -> None:
@@ -101,6 +104,7 @@ def _fuse(ops: Sequence[TracedOp], outside: set[int]) -> None:
         if not _fuses(op):
             continue
         op.scratch = (0, 0)
+        op.forgone = ()  # compiled code has no names
         if len(op.outputs) != 1 or id(op.outputs[0]) in kept | outside:
             continue
         (value,) = op.outputs

@@ -148,6 +148,7 @@ class DeltaNetLayer(Layer):
             scratch=self._scratch(heads, local.exact, cast=local.exact != local.width),
             saved=ATTENTION,
             flops=flops,
+            apart=True,
         )
         for axis, _ in reversed(groups):
             out = self._exchanged(on, out, axis)

@@ -57,7 +57,10 @@ class UserMixer(UserFunction):
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         split = on.axes.tensor and on.axes.sequence
         x = on.column_parallel_input(x) if split else x
+        first = len(on.ops.ops)
         out = trace_described(on, x, self._costs(on.resolved.architecture), {})
+        for op in on.ops.ops[first:]:
+            op.apart = True
         return on.ops.op(out, makes=x.gradient // on.resolved.size("tp")) if split else out
 
     def _costs(self, arch: Architecture) -> Mapping[str, Any]:

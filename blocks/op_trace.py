@@ -110,6 +110,7 @@ class TracedOp:
     positions of a document. fp8: flops are fp8 products. calls, back_calls, weight_calls: collectives of its forward,
     of input gradients and of parameter gradients. opens, closes: FSDP unit whose module begins or ends here. piece: set
     if the operation is done in pieces; its backward computes them again one after the other, and it keeps its inputs.
+    apart: torch.compile leaves it out of compiled code.
     """
 
     inputs: tuple[TracedTensor, ...] = ()
@@ -132,6 +133,7 @@ class TracedOp:
     opens: FsdpUnit | None = None
     closes: FsdpUnit | None = None
     piece: PieceTrace | None = None
+    apart: bool = False
     runs_back: bool = True
     forgone: tuple[TracedTensor, ...] = ()
     receivers: tuple[TracedTensor, ...] = Factory(lambda op: op.inputs, takes_self=True)
@@ -178,6 +180,7 @@ class OpTrace:
         calls: Sequence[CollectiveCall] = (),
         back_calls: Sequence[CollectiveCall] = (),
         piece: PieceTrace | None = None,
+        apart: bool = False,
         named: Sequence[TracedTensor] = (),
     ) -> TracedTensor:
         """Record an operation that makes a value of `makes` bytes. extra: sizes of further tensors that it makes and
@@ -205,6 +208,7 @@ class OpTrace:
                 calls=tuple(calls),
                 back_calls=tuple(back_calls),
                 piece=piece,
+                apart=apart,
                 forgone=tuple(value.storage for value in named),
             )
         )

@@ -67,13 +67,18 @@ def hides_attention(resolved: Resolved) -> bool:
     """Return True if attention may run as a separately compiled function, whose results selective recomputation cannot
     keep.
 
-    So does flex, the kernel of cuda, unless whole blocks are compiled. Blocks with experts, or with feed-forward layers
-    in pieces, are compiled in parts.
+    So does flex, the kernel of cuda, unless whole blocks are compiled.
     """
+    if resolved.spec.compile.mode != "none":
+        return compiles_parts(resolved)
+    return device_kind(resolved.spec) != "cpu" and attention_kernels(resolved)["cuda"] == "flex"
+
+
+def compiles_parts(resolved: Resolved) -> bool:
+    """Return True if blocks are compiled in parts: those with experts, or with feed-forward layers in pieces. Selective
+    recomputation does not see results inside compiled parts."""
     spec = resolved.spec
-    compiled, in_parts = spec.compile.mode != "none", spec.model.experts > 0 or spec.activation.tile_mlp != 1
-    flex = device_kind(spec) != "cpu" and attention_kernels(resolved)["cuda"] == "flex"
-    return in_parts if compiled else flex
+    return spec.compile.mode != "none" and (spec.model.experts > 0 or spec.activation.tile_mlp != 1)
 
 
 def compiles_loss(resolved: Resolved) -> bool:

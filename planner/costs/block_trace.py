@@ -109,17 +109,26 @@ def block_trace(resolved: Resolved, local: Local, kind: TrainedKind, experts: Fs
     if resolved.spec.compile.mode != "none":
         from xtrain.blocks.compiled import compile_trace  # most specs do without
 
-        compile_trace(trace, _graphs(trace, block_of(kind), resolved), frozenset(resolve_save(resolved)))
+        compile_trace(trace, compiled_graphs(trace, block_of(kind), resolved), frozenset(resolve_save(resolved)))
     return trace
 
 
-def _graphs(trace: OpTrace, block: BlockPiece, resolved: Resolved) -> list[range]:
+def compiled_graphs(trace: OpTrace, block: BlockPiece, resolved: Resolved) -> list[range]:
     """Return the operations that torch.compile compiles together, as `setup.compile` does: a block; the layers of one
-    with experts or with layers computed in pieces, which are not compiled as a whole."""
+    with experts or with layers computed in pieces, which are not compiled as a whole; and what is before and after
+    operations that it leaves out. It compiles nothing of a checkpoint with such operations."""
     parts = [layer.name for layer in block.layers() if layer.has_experts or (layer.tiles and resolved.tile is not None)]
-    if not parts:
-        return [range(len(trace.ops))]
-    return [graph for name, graph in trace.layers.items() if name not in parts]
+    graphs = [range(len(trace.ops))]
+    if parts:
+        graphs = [graph for name, graph in trace.layers.items() if name not in parts]
+    elif resolved.spec.activation.mode != "none" and any(op.apart for op in trace.ops):
+        return []
+    found: list[range] = []
+    for graph in graphs:
+        ends = [*(place for place in graph if trace.ops[place].apart), graph.stop]
+        starts = [graph.start, *(end + 1 for end in ends[:-1])]
+        found += [range(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+    return found
 
 
 def _multiply_meanwhile(trace: OpTrace) -> None:

@@ -10,7 +10,7 @@ from xtrain.dsl.schema.losses import ADVANTAGES, Loss
 from xtrain.plan.canonical import portable
 from xtrain.plan.graph import INITIAL, ORDER, Builder, Rule, Rules, learns, resumes, rounds, stays
 from xtrain.plan.hardware import HIGHEST, QUERIES
-from xtrain.plan.kernels import attention_kernels, compiles_loss, pointwise_kernels, resolve_save
+from xtrain.plan.kernels import attention_kernels, compiles_loss, compiles_parts, pointwise_kernels, resolve_save
 from xtrain.plan.mesh import AXES, device_kind
 from xtrain.plan.parameters import matrix_numbers, quantised_bytes, uneven_matrices
 from xtrain.plan.resolved import Resolved
@@ -368,6 +368,7 @@ def _activation(graph: Builder, resolved: Resolved, last: str) -> str:
     save = list(resolve_save(resolved)) if chosen.mode == "selective" else []
     args = {"mode": chosen.mode, "every": chosen.every, "save": save, "pattern": BLOCKS, "matches": resolved.recomputed}
     saved = f"keep results of {', '.join(save)}" if save else "keep only block inputs"
+    saved += " outside compiled layers" if save and compiles_parts(resolved) else ""
     again = sum((layer + 1) % chosen.every == 0 for kind in resolved.kinds if kind.runs_back for layer in kind.layers)
     does = f"recompute {again} of {plural(resolved.architecture.layers, 'block')} in the backward: {saved}"
     return graph.add("setup", "setup.activation", does, args=args, after=((last, "model"),))

@@ -374,9 +374,10 @@ ALL = [pytest.param(name, marks=() if name in IN_CI else pytest.mark.matrix) for
 
 @pytest.mark.parametrize("name", ALL)
 def test_wide_models_in_two_formats_cost_what_their_plans_say(name, monkeypatch):
+    """Without `compile`: traces run blocks operation by operation."""
     monkeypatch.chdir(SPECS.parent)
     spec, *sets = WIDE[name]
-    compiled = plan_from_spec(SPECS / spec, tuple(sets))
+    compiled = plan_from_spec(SPECS / spec, (*sets, "compile.mode=none"))
     assert compiled.plan is not None, compiled.diagnostics.render()
     hold_against_the_trace(compiled.plan)
 

@@ -14,9 +14,10 @@ from xtrain.blocks.memory_simulator import (
     bytes_for_backward,
     forward,
     second_run,
+    stored,
 )
 from xtrain.blocks.op_trace import MATMUL, CollectiveCall, FsdpUnit, OpTrace, TracedOp, TracedTensor
-from xtrain.planner.costs.block_trace import TP
+from xtrain.planner.costs.block_trace import TP, compiled_graphs
 from xtrain.planner.costs.block_trace import _multiply_meanwhile as multiply_meanwhile
 
 SHAPE = "model llama {{ dim = 64, layers = {layers}, heads = 8, kv_heads = 4, ffn = 192 }}"
@@ -147,6 +148,40 @@ def test_a_long_compiled_function_keeps_what_goes_in():
     ops.append(TracedOp(inputs=(value,), outputs=(TracedTensor(9, 9),), flops=1))
     compile_trace(OpTrace(first, ops, 0), [range(len(ops))], frozenset())
     assert {id(kept) for op in ops for kept in op.keeps} == {id(first)}
+
+
+def kinds_of_ops():
+    """A product, pointwise operations around an operation that is not compiled, another product."""
+    trace = OpTrace(TracedTensor(8, 8))
+    product = trace.op(trace.input, makes=8, keeps=(trace.input,), saved=MATMUL, flops=1)
+    scaled = trace.op(product, makes=8, keeps=(product,))
+    mixed = trace.op(scaled, makes=8, keeps=(scaled,), flops=1, apart=True)
+    trace.op(trace.op(mixed, makes=8), makes=8, keeps=(mixed,), saved=MATMUL, flops=1)
+    return trace
+
+
+@pytest.mark.parametrize(("mode", "graphs"), [("none", [range(2), range(3, 5)]), ("selective", []), ("full", [])])
+def test_what_is_compiled_around_an_operation_that_is_not(mode, graphs):
+    """torch compiles nothing of a checkpoint in which it leaves compiled code."""
+    resolved = SimpleNamespace(spec=SimpleNamespace(activation=SimpleNamespace(mode=mode)), tile=None)
+    assert compiled_graphs(kinds_of_ops(), SimpleNamespace(layers=list), resolved) == graphs
+
+
+def test_selective_recomputation_saves_no_results_of_compiled_parts():
+    trace, some = kinds_of_ops(), Recompute(saved=frozenset({MATMUL}))
+    last = trace.ops[-1].outputs[0]
+    compile_trace(trace, [range(2)], some.saved)
+    assert stored(trace, some) == [last]
+    assert [op.flops for op in second_run(trace, some)] == [1, 0, 1, 0]
+
+
+def test_a_value_that_is_used_through_a_view_elsewhere_is_in_memory():
+    trace = OpTrace(TracedTensor(8, 8))
+    value = trace.op(trace.input, makes=8)
+    (view,) = trace.views(value)
+    trace.op(view, makes=8, keeps=(view,), flops=1)
+    compile_trace(trace, [range(2)], frozenset())
+    assert trace.ops[0].outputs == (value,)
 
 
 def test_a_unit_is_gathered_exchanged_and_let_go():
