@@ -30,8 +30,7 @@ from xtrain.planner.graph.server import build_server, check_room
 from xtrain.planner.identity import config_of
 from xtrain.planner.rules.costs import check_costs, check_failures
 from xtrain.planner.rules.elastic import ValidatedSpec
-from xtrain.planner.rules.stack import check_installed
-from xtrain.planner.rules.validate import validate
+from xtrain.planner.rules.validate import check_installed, validate
 
 
 @frozen

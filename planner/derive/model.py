@@ -18,7 +18,6 @@ from xtrain.dsl.schema.setting import Auto, resuming_of, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
 from xtrain.plan.data import TokenizerMissing, TokenizerUnreadable
-from xtrain.plan.exported_config import read_differences
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.groups import alone, check_groups, check_tasks
 from xtrain.plan.parameters import check_frozen, covers
@@ -131,6 +130,8 @@ def _of_folder(spec: Spec, loss: ReferredLoss, architecture: Architecture) -> Re
         if different := sorted(name for name in names if not is_metadata(name, HARMLESS_TO_CODE)):
             return f"`{different[0]}` in the config.json of {folder} differs from the run's model", other
     else:
+        from xtrain.plan.exported_config import read_differences
+
         meaning = resuming_of(FAMILIES[family])
         for difference in read_differences(architecture.base, means):
             name, _, values = difference.partition(" ")

@@ -26,7 +26,7 @@ from dense import json_text
 from xtrain.cli.main import main
 from xtrain.plan.graph import launcher_args, launcher_of
 from xtrain.planner.load import plan_from_path
-from xtrain.planner.rules import stack as stack_rules
+from xtrain.planner.rules import validate as stack_rules
 from xtrain.runtime.base.locks import LAUNCHER_LOCK, hold
 from xtrain.runtime.jobs.submitted import job_folder, read_job
 

@@ -16,7 +16,7 @@ from dense import diagnostics_text
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.load import load_spec
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.rules import stack as stack_rules
+from xtrain.planner.rules import validate as stack_rules
 
 GALLERY = Path(__file__).parent / "gallery"
 RIGHT = "# right:"

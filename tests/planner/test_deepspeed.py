@@ -10,7 +10,7 @@ from xtrain.dsl.load import load_spec
 from xtrain.plan.plan import Plan
 from xtrain.planner.compile import Compiled, compile_plan
 from xtrain.planner.review.resumable import resumable
-from xtrain.planner.rules import stack as stack_rules
+from xtrain.planner.rules import validate as stack_rules
 from xtrain.planner.rules.validate import check_spec
 
 SPEC = """

@@ -14,7 +14,7 @@ from xtrain.plan.plan import Plan
 from xtrain.plan.serialise import dumps, from_json
 from xtrain.planner.compile import Compiled, compile_plan
 from xtrain.planner.review.resumable import resumable
-from xtrain.planner.rules import stack as stack_rules
+from xtrain.planner.rules import validate as stack_rules
 from xtrain.planner.rules.validate import check_spec
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.state import Rank

@@ -10,7 +10,7 @@ from xtrain.plan.graph import groups_node, restarts_of
 from xtrain.plan.plan import Plan
 from xtrain.planner.compile import Compiled, compile_plan
 from xtrain.planner.review.resumable import resumable
-from xtrain.planner.rules import stack as stack_rules
+from xtrain.planner.rules import validate as stack_rules
 from xtrain.planner.rules.validate import check_spec
 from xtrain.runtime.base.process import plan_of_group
 

@@ -11,7 +11,7 @@ from xtrain.components.stacks.torchft import BUCKET, bucket_sizes
 from xtrain.components.stacks.torchft_quorum_torch import buckets_of
 from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.rules import stack as stack_rules
+from xtrain.planner.rules import validate as stack_rules
 from xtrain.records.events import WarningEvent
 from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.base.errors import EnvironmentFault
