@@ -21,8 +21,8 @@ from xtrain.text.printing import harmless, safe_output
 GROUPS = {
     "write a spec": ("init", "import", "fetch", "check", "fmt", "lsp", "docs", "explain", "schema", "completion"),
     "look before you run": ("plan", "diff", "data", "doctor"),
-    "train": ("run", "launch", "sweep", "serve", "find-lr"),
-    "watch": ("runs", "watch", "report", "control", "fit-law"),
+    "train": ("run", "launch", "sweep", "serve", "find-lr", "replay"),
+    "watch": ("runs", "watch", "report", "control", "seen", "fit-law"),
     "use what was trained": ("checkpoint", "generate", "export", "merge"),
 }
 # Verb → words of other programs for it.

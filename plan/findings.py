@@ -194,7 +194,9 @@ def _group(name: str, spec: Spec) -> tuple[str, ...]:
         case "evaluated":
             return ("every.*.actions.*.dataset", "on.*.actions.*.dataset")
         case "records":  # how the records of a dataset are read
-            return tuple(f"dataset.{{}}.{name}" for name in settings_of(Dataset) if name != "bad_records")
+            return tuple(
+                f"dataset.{{}}.{name}" for name in settings_of(Dataset) if name not in ("bad_records", "without")
+            )
         case "all_records":
             return tuple(path.format("*") for path in _group("records", spec))
         case "datasets":

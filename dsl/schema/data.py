@@ -187,6 +187,14 @@ class Dataset:
     bad_records: int = setting(
         "unreadable records that are reported and skipped before the run fails", default=0, check=at_least(0)
     )
+    without: tuple[int, ...] = setting(
+        "documents that are never trained on, by their number as in `xtrain data show`: rows are packed and drawn "
+        "with them, and then lose their tokens",
+        default=(),
+        check=not_negative,
+        example="[12, 40]",
+        added=True,
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.oversized == "auto":  # the effective value, for plans

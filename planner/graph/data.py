@@ -397,7 +397,8 @@ def add_data(graph: Builder, resolved: Resolved, estimates: Estimates, model: st
 
 
 @resumes(
-    "setup.data", "dataset kind patterns options reads holdout oversized bad_records seed sequence align method group"
+    "setup.data",
+    "dataset kind patterns options reads holdout oversized bad_records seed sequence align method group without",
 )
 def _dataset(graph: Builder, resolved: Resolved, dataset: Dataset, tokenizer: str) -> str:
     seed = resolved.spec.experiment.seed
@@ -413,6 +414,8 @@ def _dataset(graph: Builder, resolved: Resolved, dataset: Dataset, tokenizer: st
         "align": resolved.align,
         **_packing(link),
     }
+    if dataset.without:
+        args["without"] = sorted(set(dataset.without))
     verb = "read token ids of" if dataset.source.records == "tokens" else "tokenize"
     form = form_text(args["reads"])
     does = f"{verb} {dataset.source.does()} once{f', {form}' if form else ''}"
@@ -427,6 +430,8 @@ def _dataset(graph: Builder, resolved: Resolved, dataset: Dataset, tokenizer: st
         does += f", best fit within {group:,}"
     if dataset.holdout.fraction:
         does += f", hold out {dataset.holdout}"
+    if dataset.without:
+        does += f", remove {plural(len(args['without']), 'document')} from the packed rows"
     return graph.add(
         "setup", "setup.data", does, id=f"setup.data.{dataset.name}", args=args, after=((tokenizer, "tokenizer"),)
     )

@@ -137,6 +137,10 @@ def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterat
     if before["oversized"] != after["oversized"]:
         text = f"{before['oversized']} → {after['oversized']}: long documents would be packed differently, "
         yield other("oversized", text + "unless there are none", False)
+    if before.get("without") != after.get("without"):
+        counts = [len(args.get("without", ())) for args in (before, after)]
+        text = f"{counts[0]} → {plural(counts[1], 'document')} removed from the packed rows from here on"
+        yield safe(f"{path}.without", text, "learning")
     if before["bad_records"] != after["bad_records"]:
         text = f"{before['bad_records']} → {after['bad_records']}: it decides whether a run fails, not what it reads"
         yield safe(f"{path}.bad_records", text)

@@ -6,16 +6,16 @@ that resumes.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
-from xtrain.plan.arithmetic import arithmetic_of, sampler_of
+from xtrain.plan.arithmetic import Arithmetic, arithmetic_of, sampler_of
 from xtrain.plan.learning_rate import in_order
-from xtrain.plan.plan import Plan, PlanPhase
+from xtrain.plan.plan import Plan, PlanPhase, Timeline
 from xtrain.plan.step_sizes import TURN, MixtureSampler, RepeatedSizes, StepSizes
 from xtrain.plan.timeline import counted_arithmetic, counted_timeline, waits
 from xtrain.runtime.base.errors import DataError
@@ -296,6 +296,70 @@ OF_A_DATASET: Final = {
     "rows": "number of packed rows",
     "content": "content of the rows (data, tokenizer, hold-out or packing)",
 }
+
+
+def state_of(
+    curriculum: Curriculum, datasets: Sequence[TrainingRows], step: int, left: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the JSON state from which `step` (the next one) can be resumed exactly. left: states of datasets that the
+    run was trained on earlier, by name."""
+    position, rows = curriculum.position(step), datasets[0].reader.rows
+    return {
+        "format": FORMAT,
+        "step": step,
+        "seed": curriculum.seed,
+        "capacity": rows.capacity,
+        "align": rows.align,
+        "rows_per_step": curriculum.rows_per_step.full,
+        "rows": position.rows,
+        "phase": position.phase,
+        "rows_in_phase": position.sampled,
+        **({} if position.passes is None else {"passes": [list(weight) for weight in position.passes]}),
+        "datasets": {
+            **left,
+            **{
+                dataset.name: {
+                    "cursor": position.cursors.get(dataset.name, 0),
+                    "rows": dataset.order.num_rows,
+                    "content": dataset.reader.fingerprint,
+                }
+                for dataset in datasets
+            },
+        },
+    }
+
+
+def by_key(state: dict[str, Any], datasets: Sequence[TrainingRows]) -> dict[str, Any]:
+    """Return `state` with current fingerprints instead of earlier ones of the same rows."""
+    readers = [dataset.reader for dataset in datasets]
+    known = {reader.fingerprint for reader in readers}
+
+    def renewed(data: dict[str, Any]) -> dict[str, Any]:
+        content = data.get("content", "")
+        same = () if content in known else (candidate for candidate in readers if candidate.was_called(content))
+        renamed = next(iter(same), None)
+        return data if renamed is None else {**data, "content": renamed.fingerprint}
+
+    return {**state, "datasets": {name: renewed(data) for name, data in state.get("datasets", {}).items()}}
+
+
+def counted_from(
+    curriculum: Curriculum, planned: Timeline, batch: Arithmetic, past: StepSizes | None, rows: Mapping[str, int]
+) -> tuple[Curriculum, Arithmetic, Timeline]:
+    """Return a curriculum with lengths in tokens and epochs counted from its start, as its arithmetic and timeline.
+
+    curriculum: at the position of the resume. past: rows of the steps before it, None if they had the rows of `batch`.
+    rows: of each dataset.
+    """
+    step = curriculum.start.step
+    uses = curriculum.uses(step)
+    batch = batch.resumed(past, step, sum(uses.get(name, 0) for name in curriculum.datasets))
+    timeline = counted_timeline(planned, batch, rows)
+    assert timeline.steps is not None
+    repeats = isinstance(curriculum.rows_per_step, RepeatedSizes)
+    sizes = curriculum.rows_per_step if repeats else batch.row_sizes
+    resumed = evolve(curriculum, steps=timeline.steps, phases=timeline.phases, rows_per_step=sizes)
+    return resumed, batch, timeline
 
 
 @frozen(kw_only=True)

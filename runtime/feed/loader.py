@@ -15,7 +15,7 @@ from attrs import define, evolve, field
 from torch import Tensor
 
 from xtrain.runtime.feed.collate import CollateChain, PackStage, longest_padding, no_room
-from xtrain.runtime.feed.curriculum import FORMAT, Curriculum, Remarks, TrainingRows, position_of
+from xtrain.runtime.feed.curriculum import Curriculum, Remarks, TrainingRows, by_key, position_of, state_of
 from xtrain.runtime.feed.microbatch import Microbatch
 from xtrain.runtime.feed.packing.rows import Rows
 from xtrain.runtime.feed.packing.stored_rows import PADDING, UNKNOWN, RawRow, RowReader
@@ -273,31 +273,7 @@ class RowLoader:
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the JSON state from which `step` (the next one) can be resumed exactly."""
-        position = self.curriculum.position(step)
-        rows = self.datasets[0].reader.rows
-        return {
-            "format": FORMAT,
-            "step": step,
-            "seed": self.curriculum.seed,
-            "capacity": rows.capacity,
-            "align": rows.align,
-            "rows_per_step": self.rows_per_step,
-            "rows": position.rows,
-            "phase": position.phase,
-            "rows_in_phase": position.sampled,
-            **({} if position.passes is None else {"passes": [list(weight) for weight in position.passes]}),
-            "datasets": {
-                **self._left,
-                **{
-                    dataset.name: {
-                        "cursor": position.cursors.get(dataset.name, 0),
-                        "rows": dataset.order.num_rows,
-                        "content": dataset.reader.fingerprint,
-                    }
-                    for dataset in self.datasets
-                },
-            },
-        }
+        return state_of(self.curriculum, self.datasets, step, self._left)
 
     def restore(self, state: dict[str, Any], steps: int) -> Remarks:
         """Resume from `state` in a run of `steps` steps; returns the differences between the datasets.
@@ -305,23 +281,10 @@ class RowLoader:
         The checkpoint's phases and rows per step may differ: taken rows stay taken, and the next ones follow this
         curriculum. Raises DataError with every difference that would change the rows due from `state["step"]` on.
         """
-        position, remarks = position_of(self._by_key(state), self.state(self.curriculum.start.step))
+        position, remarks = position_of(by_key(state, self.datasets), self.state(self.curriculum.start.step))
         self._left = remarks.left
         self.curriculum = evolve(self.curriculum, start=position, steps=steps)
         return remarks
-
-    def _by_key(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return `state` with current fingerprints instead of earlier ones of the same rows."""
-        readers = [dataset.reader for dataset in self.datasets]
-        known = {reader.fingerprint for reader in readers}
-
-        def renewed(data: dict[str, Any]) -> dict[str, Any]:
-            content = data.get("content", "")
-            same = () if content in known else (candidate for candidate in readers if candidate.was_called(content))
-            renamed = next(iter(same), None)
-            return data if renamed is None else {**data, "content": renamed.fingerprint}
-
-        return {**state, "datasets": {name: renewed(data) for name, data in state.get("datasets", {}).items()}}
 
 
 @define(kw_only=True, frozen=True, eq=False)

@@ -176,11 +176,18 @@ def prepare(
     align: int = 1,
     method: str | None = None,
     group: int = 1,
+    without: Sequence[int] = (),
 ) -> PreparedDataset:
     """Split off the hold-out and pack both parts, or open them from `cache`.
 
-    Raises DataError as `cached_split`, `pack_rows` and `cached_rows` do.
+    without: documents of the store whose tokens are removed from the packed training rows. Raises DataError as
+    `cached_split`, `pack_rows` and `cached_rows` do, and for a document that does not exist.
     """
+    if without and max(without) >= store.num_documents:
+        raise DataError(
+            f"dataset {dataset} has {store.num_documents:,} documents, and `without` names number {max(without):,}",
+            remedy="Numbers start at 0; `xtrain data show` prints them.",
+        )
     documents = dict(zip(PARTS, cached_split(store, cache, holdout, seed), strict=True))
     settings = {"holdout": holdout, "seed": seed, "sequence": sequence, "oversized": oversized}
     settings |= {"align": align, "method": method, "group": group}
@@ -194,12 +201,16 @@ def prepare(
 
         return cached_rows(cache / _rows_name(store.folder, part, settings), pack)
 
+    train_rows = packed("training")
+    if without:
+        packed_rows = RowReader(store=store, documents=documents["training"], rows=train_rows)
+        train_rows = packed_rows.without(np.asarray(without, dtype=np.int64))
     return PreparedDataset(
         name=dataset,
         store=store,
         train_documents=documents["training"],
         heldout_documents=documents["hold-out"],
-        train_rows=packed("training"),
+        train_rows=train_rows,
         heldout_rows=packed("hold-out"),
     )
 
@@ -270,7 +281,7 @@ def cache_of(plan: Plan) -> Path:
 def packed_from(plan: Plan, node: Node, store: TokenStore) -> PreparedDataset:
     """Return the dataset of a `setup.data` node from its tokens in `store`, packed now if its rows are not in the
     cache."""
-    wanted = ("dataset", "holdout", "oversized", "seed", "sequence", "align", "method", "group")
+    wanted = ("dataset", "holdout", "oversized", "seed", "sequence", "align", "method", "group", "without")
     args: dict[str, Any] = {name: node.args[name] for name in wanted if name in node.args}
     return prepare(store, cache=cache_of(plan) / "rows", **args)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from attrs import asdict, define, evolve
+from attrs import asdict, define
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic
 from xtrain.plan.arithmetic import Arithmetic, Counts
 from xtrain.plan.learning_rate import phase_at
 from xtrain.plan.plan import Plan, PlanPhase, Timeline
-from xtrain.plan.step_sizes import RepeatedSizes, StepSizes
+from xtrain.plan.step_sizes import StepSizes
 from xtrain.plan.timeline import counted_arithmetic, counted_timeline
 from xtrain.records.training_events import DataEvent, HorizonEvent, HorizonStretch, HorizonTick, TokeniseEvent
 from xtrain.runtime.base.errors import DataError, EnvironmentFault
@@ -25,7 +25,7 @@ from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.feed import collate as collators
 from xtrain.runtime.feed.collate import CollateChain
-from xtrain.runtime.feed.curriculum import Remarks, TrainingRows, curriculum_of
+from xtrain.runtime.feed.curriculum import Remarks, TrainingRows, counted_from, curriculum_of
 from xtrain.runtime.feed.loader import EvalLoader, RowLoader, TextLoader
 from xtrain.runtime.feed.microbatch import Microbatch
 from xtrain.runtime.feed.prepared import PreparedDataset, opened_from, prepared_from
@@ -78,24 +78,24 @@ class Feed:
         Lengths in tokens and epochs count from there. Raises DataError if its rows are not rows of this data.
         """
         remarks = self.loader.restore(state, self.steps)
-        if self.batch is not None:
-            taken = sum(self.loader.rows_taken(state["step"]).values())
-            self.batch = self.batch.resumed(past, state["step"], taken)
-            timeline = self.timeline
+        if self.batch is not None and self.planned is not None:
+            self.loader.curriculum, self.batch, timeline = counted_from(
+                self.loader.curriculum, self.planned, self.batch, past, self._num_rows
+            )
             assert timeline.steps is not None
             self.steps, self.phases = timeline.steps, timeline.phases
-            curriculum = self.loader.curriculum
-            repeats = isinstance(curriculum.rows_per_step, RepeatedSizes)
-            sizes = curriculum.rows_per_step if repeats else self.batch.row_sizes
-            self.loader.curriculum = evolve(curriculum, steps=self.steps, phases=self.phases, rows_per_step=sizes)
         return remarks
+
+    @property
+    def _num_rows(self) -> dict[str, int]:
+        """Number of rows of each training dataset."""
+        return {dataset.name: dataset.order.num_rows for dataset in self.loader.datasets}
 
     @property
     def timeline(self) -> Timeline:
         """The timeline of the run with everything counted."""
         assert self.planned is not None and self.batch is not None
-        rows = {dataset.name: dataset.order.num_rows for dataset in self.loader.datasets}
-        return counted_timeline(self.planned, self.batch, rows)
+        return counted_timeline(self.planned, self.batch, self._num_rows)
 
     def tokens_taken(self, step: int) -> int:
         """Return the positions in the rows that the run has taken before `step`."""
@@ -167,11 +167,13 @@ def prepare_dataset(
     align: int,
     method: str | None = None,
     group: int = 1,
+    without: list[int] | None = None,
 ) -> dict[str, PreparedDataset]:
     """Tokenize, split off the hold-out, and pack both parts into rows of `sequence` positions: once, then cached.
 
     Documents are padded to a multiple of `align` positions; `group` of them are packed together unless they are packed
-    in order. One rank of a machine builds, the others then open the result.
+    in order. The tokens of the documents `without` are removed from the packed rows. One rank of a machine builds, the
+    others then open the result.
     """
     node = plan.node(node_id)
 

@@ -302,7 +302,10 @@ def weights_before(plan: Plan, records: Records, dataset: str, reference: str) -
 
 
 def _fingerprint(readers: Sequence[RowReader]) -> str | list[str]:
-    one, *more = (rows.fingerprint for rows in readers)
+    one, *more = (
+        f"{reader.fingerprint} {reader.rows.fingerprint()}" if reader.rows.packed_as else reader.fingerprint
+        for reader in readers
+    )
     return [one, *more] if more else one
 
 

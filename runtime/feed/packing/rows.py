@@ -99,6 +99,8 @@ class Rows:
     """Documents left out because they have no position: fewer than two tokens."""
     num_dropped_positions: int
     """Positions lost through truncating or skipping."""
+    packed_as: str = ""
+    """Fingerprint of the rows before documents were removed; empty if none were."""
 
     @property
     def num_rows(self) -> int:

@@ -237,6 +237,29 @@ class RowReader:
             position=position,
         )
 
+    def without(self, removed: np.ndarray) -> Rows:
+        """Return the same number of rows without the segments of some documents; later segments of a row move up.
+
+        removed: int64, documents of the store.
+        """
+        rows = self.rows
+        kept = ~np.isin(self.documents[rows.document], removed)
+        cut = kept[rows.cut_segments]
+        # The number of a segment is the number of kept segments before it.
+        before = np.concatenate(([0], np.cumsum(kept)))
+        touched = np.unique(np.searchsorted(rows.row_offsets, np.flatnonzero(~kept), side="right") - 1)
+        cuts = ((document, one) for row in touched for document, one in zip(*self._cuts(int(row)), strict=True))
+        lost = sum(one.stop - one.start - 1 for document, one in cuts if document in removed)
+        return evolve(
+            rows,
+            document=rows.document[kept],
+            row_offsets=before[rows.row_offsets].astype(rows.row_offsets.dtype),
+            cut_segments=before[rows.cut_segments[cut]],
+            cut_starts=rows.cut_starts[cut],
+            num_positions=rows.num_positions - lost,
+            packed_as=rows.fingerprint(),
+        )
+
     def labels_at(self, index: int, *, exchanged: bool = False) -> np.ndarray:
         """Return the store's token of each label of a row, int64 [capacity]; -1 without label.
 
@@ -283,7 +306,8 @@ class RowReader:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest of every row's content: the store's, the choice of documents, and their packing."""
+        """Hex digest of every row's content: the store's, the choice of documents, and their packing; with the
+        documents that are removed from the packed rows, so that a position in the rows stays valid."""
         return self._digest(self.store.key)
 
     def was_called(self, fingerprint: str) -> bool:
@@ -291,7 +315,7 @@ class RowReader:
         return any(self._digest(name) == fingerprint for name in self.store.aliases)
 
     def _digest(self, store: str) -> str:
-        digest = blake2b(f"{store} {self.rows.fingerprint()}".encode(), digest_size=16)
+        digest = blake2b(f"{store} {self.rows.packed_as or self.rows.fingerprint()}".encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self.documents, dtype=np.int64).data)
         return digest.hexdigest()
 
