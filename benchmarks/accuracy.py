@@ -21,7 +21,7 @@ from xtrain.blocks.head_memory import ends_of
 from xtrain.dsl.load import load_spec
 from xtrain.plan.findings import Findings
 from xtrain.plan.plan import Plan
-from xtrain.planner.compile import cluster_of, resolve
+from xtrain.planner.compile import resolve
 from xtrain.planner.costs.block_trace import local_of
 from xtrain.planner.costs.run import Faults, Goodput, goodput_of
 from xtrain.planner.load import plan_from_spec, plan_from_text
@@ -224,7 +224,7 @@ class HeadRow:
         assert valid is not None
         run = resolve(spec, valid)
         gradients = BYTES[self.params] * HEAD_DIM * (HEAD_TOKENS + HEAD_VOCAB)
-        return (ends_of(run, local_of(run, cluster_of(run))).forward - gradients) / 2**20
+        return (ends_of(run, local_of(run)).forward - gradients) / 2**20
 
 
 HEAD_ROWS: Final = (

@@ -37,8 +37,11 @@ def is_given(value: object) -> bool:
 
 def _page(plan: "Plan", arguments: argparse.Namespace) -> str:
     from xtrain.planner.review.page import render
+    from xtrain.planner.review.spare import uses_of_memory
 
-    return render(plan, color=colored(), full=arguments.full)
+    spec, world = _spec(plan, arguments) if plan.cluster.memory_bytes is not None else (None, None)
+    spare = () if spec is None else uses_of_memory(plan, spec, world)
+    return render(plan, color=colored(), full=arguments.full, spare=spare)
 
 
 def _parts(plan: "Plan", arguments: argparse.Namespace) -> str:

@@ -81,7 +81,7 @@ class PlannedLauncher(Launcher):
         """Yield a mistake, as `mistakes` does, if a node has fewer `gpus` than ranks. 0 is accepted: the cluster may
         assign GPUs in another way."""
         gpus, ranks = getattr(self, "gpus", None), spec.launch.ranks_per_node
-        on_cpus = "cpu" in (spec.launch.device, spec.cluster.device)
+        on_cpus = "cpu" in (spec.launch.device, spec.cluster.device_kind())
         if isinstance(gpus, int) and isinstance(ranks, int) and 0 < gpus < ranks and not on_cpus:
             what = f"a node has {gpus} GPUs, and each of its {ranks} ranks needs one"
             yield "gpus", what, f"use gpus {ranks}, or launch.ranks_per_node {gpus}"

@@ -41,7 +41,8 @@ class PlannedOptimizer(Optimizer):
         if found.get("states") == resolved.formats.params:
             del found["states"]
         own = not resolved.stack.package and not resolved.spec.parallel.fsdp.offload
-        if own and "cpu" not in (resolved.spec.launch.device, resolved.spec.cluster.device) and self.compiles(found):
+        on_cpus = "cpu" in (resolved.spec.launch.device, resolved.spec.cluster.device_kind())
+        if own and not on_cpus and self.compiles(found):
             found["compiled"] = ["cuda"]
         return found
 

@@ -41,8 +41,9 @@ class Hardware:
     share in the range `efficiency`. link, network: bytes per second that one device sends inside its machine and to
     others. price: of one device for an hour. mtbf_seconds: between failures of one device; a run resumes
     `restart_seconds` after a failure, None: as computed by `costs/run.py`. storage: bytes per second of checkpoints,
-    over all ranks. fp8_flops: FLOP/s of products in fp8, if supported. The other fields describe a start, None if
-    `costs/run.py` has their values or they are unknown.
+    over all ranks. fp8_flops: FLOP/s of products in fp8, if supported. capability: major CUDA compute capability, and
+    measured: name of the devices and time, if memory and speed were measured; a plan's id then does not depend on them.
+    The other fields describe a start, None if `costs/run.py` has their values or they are unknown.
     """
 
     preset: str
@@ -62,6 +63,8 @@ class Hardware:
     store_rate: float | None = None
     connect_seconds: float | None = None
     compile_seconds: float | None = None
+    capability: int | None = None
+    measured: str | None = None
 
     def at_usual_speed(self, flops: int, fp8: int) -> float:
         """Return FLOPs, `fp8` of them in fp8, as FLOPs of the compute format that take the same time."""

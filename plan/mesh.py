@@ -418,7 +418,7 @@ def device_kind(spec: Spec) -> str:
     """Return `cpu`, `cuda`, or `auto`: cuda if there is one."""
     if spec.launch.device != "auto":
         return spec.launch.device
-    return spec.cluster.device or "auto"
+    return spec.cluster.device_kind() or "auto"
 
 
 @frozen(kw_only=True)

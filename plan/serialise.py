@@ -100,6 +100,8 @@ LATER: dict[type, tuple[str, ...]] = {
         "store_rate",
         "connect_seconds",
         "compile_seconds",
+        "capability",
+        "measured",
     ),
 }
 
@@ -146,7 +148,20 @@ def plan_id(plan: Plan, *, with_reasons: bool = False) -> str:
     # The set of refused worlds changes what a run does; the texts of the refusals do not.
     if not with_reasons:
         content["refused"] = [{**each, "reason": ""} for each in content["refused"]]
+    if plan.cluster.measured is not None:
+        _leave_out_measured(content)
     return fingerprint(content)
+
+
+def _leave_out_measured(content: dict[str, Any]) -> None:
+    """Remove memory and speed of a measured machine, and what was computed from them: they decide nothing in a run."""
+    content["cluster"] = {key: content["cluster"][key] for key in ("preset", "nodes", "devices")}
+    estimates = content["estimates"]
+    timeless = [
+        {**each, "traffic": [{**call, "seconds": None} for call in each["traffic"]]} for each in estimates["classes"]
+    ]
+    content["estimates"] = {**estimates, "classes": timeless, "times": None, "remedies": []}
+    content["elastic"] = [{**world, "seconds": None} for world in content["elastic"]]
 
 
 def _content(plan: Plan) -> dict[str, Any]:

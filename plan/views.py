@@ -180,7 +180,10 @@ def no_times(plan: Plan) -> str:
     cluster = plan.cluster
     if not CLUSTERS[cluster.preset].known:
         return "no `cluster` is given"
-    missing = [name for name in ("flops", "link", "network") if getattr(cluster, name) is None]
+    needed = ["flops"]
+    if any(call.seconds is None for ranks in plan.estimates.classes for call in ranks.traffic):
+        needed += ["link", "network"] if plan.launch["nodes"] > 1 else ["link"]
+    missing = [name for name in needed if getattr(cluster, name) is None]
     return f"cluster has no {', '.join(missing)}" if missing else "not estimated"
 
 

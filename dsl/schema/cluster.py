@@ -35,7 +35,7 @@ CLUSTERS: Final = Registry["Cluster"](
 class DeviceSheet:
     """Data sheet of a device. memory: bytes. flops: operations per second by number format. link, network: bytes per
     second to devices of the same machine and of other machines, one way. capability: major CUDA compute capability.
-    bandwidth: bytes per second from device memory; None: unknown."""
+    bandwidth: bytes per second from device memory; None: unknown. shared: the ranks of a machine share it, as a CPU."""
 
     memory: int
     flops: Mapping[Any, float]
@@ -43,6 +43,24 @@ class DeviceSheet:
     network: float
     capability: int
     bandwidth: float | None = None
+    shared: bool = False
+
+
+@frozen(kw_only=True)
+class MeasuredMachine:
+    """Machine as it was measured. device: `cuda` or `cpu`. name: of the device. devices: number of GPUs; 1 for a CPU.
+    reached: share of `sheet.flops` that blocks of a model reached; None: not measured. at: UTC, to the minute."""
+
+    device: str
+    name: str
+    devices: int
+    sheet: DeviceSheet
+    reached: float | None
+    at: str
+
+
+class Unmeasured(Exception):
+    """Machine that could not be measured."""
 
 
 @CLUSTERS.base
@@ -172,6 +190,27 @@ class Cluster(Component):
     """Data sheet of its devices, if the preset defines one."""
     known: ClassVar[bool] = True
     """True if the cluster allows estimates."""
+
+    def machine(self) -> MeasuredMachine | None:
+        """Return the machine that the cluster is, if it is measured. Raises Unmeasured."""
+        return None
+
+    def measured(self) -> MeasuredMachine | None:
+        """Return the machine; None if the preset is not a measured one, or if the machine could not be measured."""
+        try:
+            return self.machine()
+        except Unmeasured:
+            return None
+
+    def data_sheet(self) -> DeviceSheet | None:
+        """Return the data sheet of the preset's devices, or of the measured ones; None: unknown."""
+        machine = self.measured()
+        return self.sheet if machine is None else machine.sheet
+
+    def device_kind(self) -> str:
+        """Return `cuda` or `cpu`; empty if the cluster does not define it."""
+        machine = self.measured()
+        return self.device if machine is None else machine.device
 
     @classmethod
     def fits(cls, kind: str, name: str) -> bool:

@@ -290,7 +290,10 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         return self._own[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own or name in self._files or name in self._names()
+        if name in self._own or name in self._files:
+            return True
+        load_offered()
+        return name in self._own
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names())

@@ -14,9 +14,7 @@ from xtrain.blocks.op_trace import (
 )
 from xtrain.blocks.tracer import BlockAxes, Local, Tracer
 from xtrain.dsl.schema.adapters import TaskAdapters
-from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.plan.architecture import block_parameters, expert_widths, name_in_block
-from xtrain.plan.estimates import Hardware
 from xtrain.plan.kernels import attention_kernels, pointwise_kernels, resolve_save
 from xtrain.plan.mesh import device_kind
 from xtrain.plan.parameters import block_tensors
@@ -27,7 +25,7 @@ GROUPED = (9, 10)  # CUDA capabilities for which torch has grouped-product kerne
 WIDEST_FLASH = 256  # the largest head width of flash attention
 
 
-def local_of(resolved: Resolved, cluster: Hardware) -> Local:
+def local_of(resolved: Resolved) -> Local:
     """Return the sizes on the rank that has the most."""
     arch, batch, spec = resolved.architecture, resolved.batch, resolved.spec
     tp, ulysses = resolved.size("tp"), resolved.size("ulysses")
@@ -37,7 +35,7 @@ def local_of(resolved: Resolved, cluster: Hardware) -> Local:
     compute = resolved.formats.compute
     exact = max(BYTES[compute], BYTES["fp32"])
     flash = device == "cpu" or (compute == "bf16" and arch.head_dim % 8 == 0 and arch.head_dim <= WIDEST_FLASH)
-    sheet = CLUSTERS[cluster.preset].sheet
+    sheet = spec.cluster.data_sheet()
     return Local(
         rows=batch.micro,
         tokens=tokens,

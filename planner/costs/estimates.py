@@ -47,11 +47,11 @@ def call_seconds(mesh: Mesh, cluster: Hardware, axis: str, op: TrafficOp, count:
     names = axis.split(" · ")
     axes = [each for each in (*mesh.axes, *mesh.expert_axes) if each.name in names]
     crosses = any(each.crosses_nodes for each in axes)
-    if cluster.link is None or cluster.network is None:
+    if cluster.link is None or (crosses and cluster.network is None):
         return None
     # Ranks of a group on one machine send to other machines together, each through its own network card.
     network_cards = prod(min(each.size, max(1, mesh.ranks_per_node // each.stride)) for each in axes)
-    speed = min(cluster.link, network_cards * cluster.network) if crosses else cluster.link
+    speed = min(cluster.link, network_cards * cluster.network) if crosses and cluster.network else cluster.link
     ranks = prod(each.size for each in axes)
     share = 1.0 if op in (*PASSED, "broadcast") else (ranks - 1) / ranks * (2 if op == "all_reduce" else 1)
     return size * share / speed + count * LATENCY[crosses]
@@ -239,7 +239,7 @@ FROZEN: Final = {
 def estimate(resolved: Resolved, cluster: Hardware) -> Estimates:
     """Return all estimates of a run."""
     tokens = resolved.batch.tokens_per_step
-    stages = stage_costs(resolved, cluster)
+    stages = stage_costs(resolved)
     less = _less(resolved, stages)
     work = _work(resolved, stages, less)
     per_token = flops_per_token(resolved.architecture, resolved.batch.sequence, less)

@@ -16,7 +16,7 @@ from xtrain.contracts.stacks import OwnedBytes, stack_of
 from xtrain.dsl.schema.component import planned
 from xtrain.lazy_attrs import define
 from xtrain.plan.architecture import ParameterSpec
-from xtrain.plan.estimates import Hardware, Memory
+from xtrain.plan.estimates import Memory
 from xtrain.plan.kernels import resolve_save
 from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import Kind, PipelineAction, end_names, order
@@ -52,9 +52,9 @@ def memory_of(resolved: Resolved, stages: list[list[StageCosts]]) -> list[Memory
     return found
 
 
-def stage_costs(resolved: Resolved, cluster: Hardware) -> list[list[StageCosts]]:
+def stage_costs(resolved: Resolved) -> list[list[StageCosts]]:
     """Return the stages of every pipeline coordinate."""
-    local, roots, recompute = local_of(resolved, cluster), roots_of(resolved), recompute_of(resolved)
+    local, roots, recompute = local_of(resolved), roots_of(resolved), recompute_of(resolved)
     blocks: dict[int, BlockCosts] = {}
     for kind in resolved.kinds:
         units = units_of_block(resolved, kind.first)
@@ -62,7 +62,7 @@ def stage_costs(resolved: Resolved, cluster: Hardware) -> list[list[StageCosts]]
         angles = kind.block.angles(resolved.architecture)
         block = BlockCosts(kind.first, angles, trace, units, recompute, kind.below, kind.runs_back, resolved.prefetch)
         blocks |= dict.fromkeys(kind.layers, block)
-    teacher = None if resolved.teacher is None else stage_costs(resolved.teacher, cluster)[0][0]
+    teacher = None if resolved.teacher is None else stage_costs(resolved.teacher)[0][0]
     taught = None if teacher is None else teacher.taught
     ends, every, last = (
         ends_of(resolved, local, taught),

@@ -7,7 +7,7 @@ from math import gcd, lcm, prod
 from typing import Final
 
 from xtrain.contracts.stacks import stack_of
-from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.dsl.schema.cluster import CLUSTERS, Unmeasured
 from xtrain.dsl.schema.parallel import Cp
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
@@ -19,22 +19,30 @@ from xtrain.plan.mesh import AXES, Layout, build_mesh, largest_divisor
 from xtrain.text.units import plural
 
 RANGE: Final = (0.40, 0.60)  # an assumption: docs/accuracy.md counts how many published runs lie within it
+REACHED: Final = (0.8, 1.2)  # the same range around the share that was measured
 
 
 def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -> Hardware:
     """Return the machines' hardware, with `compute` as the format of products; fields are None if unknown."""
-    given, sheet = spec.cluster, spec.cluster.sheet
+    given, sheet, machine = spec.cluster, spec.cluster.data_sheet(), spec.cluster.measured()
+    sharing = ranks_per_node if sheet and sheet.shared else 1
     product = product_format(compute, spec.precision.matmul)
-    flops = sheet and sheet.flops[product] if isinstance(given.flops, Auto) else given.flops
+    flops = given.flops
+    if isinstance(flops, Auto):
+        flops = sheet.flops[product] / sharing if sheet and product in sheet.flops else None
     fp8 = None
     if spec.precision.scaled is not None:
         fp8 = sheet.flops.get(FP8) if sheet and isinstance(given.flops, Auto) else flops and FP8_SPEED * flops
     low, high = (given.efficiency.fraction,) * 2 if isinstance(given.efficiency, Quantity) else RANGE
+    if isinstance(given.efficiency, Auto) and machine and machine.reached:
+        low, high = (min(share * machine.reached, 1.0) for share in REACHED)
     return Hardware(
         preset=given.preset,
         nodes=nodes if isinstance(given.nodes, Auto) else given.nodes,
         devices=ranks_per_node if isinstance(given.devices, Auto) else given.devices,
-        memory_bytes=int(given.memory.value) if isinstance(given.memory, Quantity) else sheet and sheet.memory,
+        memory_bytes=int(given.memory.value)
+        if isinstance(given.memory, Quantity)
+        else sheet and sheet.memory // sharing,
         flops=flops,
         efficiency=(low, high),
         link=float(given.link.value) if isinstance(given.link, Quantity) else sheet and sheet.link,
@@ -48,6 +56,8 @@ def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -
         store_rate=None if isinstance(given.store_rate, Auto) else given.store_rate,
         connect_seconds=_seconds(given.connect),
         compile_seconds=_seconds(given.compile),
+        capability=machine and machine.sheet.capability,
+        measured=machine and f"{machine.name}, {machine.at}",
     )
 
 
@@ -55,12 +65,31 @@ def _seconds(given: Quantity | Auto | None) -> float | None:
     return given.value if isinstance(given, Quantity) else None
 
 
-@checks("cluster.nodes cluster.devices", reads="{world}")
+def _devices(spec: Spec) -> tuple[int | Auto, int | Auto]:
+    """Return nodes and devices of a node of `cluster`; a measured machine is one node, and a CPU has any number of
+    ranks."""
+    given, machine = spec.cluster, spec.cluster.measured()
+    nodes, devices = given.nodes, given.devices
+    if machine is not None and isinstance(nodes, Auto):
+        nodes = 1
+    if machine is not None and isinstance(devices, Auto) and machine.device != "cpu":
+        devices = machine.devices
+    return nodes, devices
+
+
+@checks("cluster.nodes cluster.devices", reads="{world} cluster.preset")
 @checks("cluster.device", reads="cluster.preset launch.device")
+@checks("cluster.measured", reads="cluster.preset")
 def check_cluster(spec: Spec, nodes: int, ranks_per_node: int, found: Findings) -> None:
     """Check that the run fits on the available machines and uses a kind of device that they have."""
     cluster = spec.cluster
-    for name, asked, there in (("nodes", nodes, cluster.nodes), ("devices", ranks_per_node, cluster.devices)):
+    try:
+        if (machine := cluster.machine()) is not None:
+            found.passed("cluster.measured", f"{machine.name} was measured at {machine.at}")
+    except Unmeasured as problem:
+        found.unknown("cluster.measured", f"memory and speed of this machine: {problem}")
+    have = _devices(spec)
+    for name, asked, there in (("nodes", nodes, have[0]), ("devices", ranks_per_node, have[1])):
         if isinstance(there, Auto):
             continue
         what = {"nodes": "machines", "devices": "devices of a machine"}[name]
@@ -69,7 +98,7 @@ def check_cluster(spec: Spec, nodes: int, ranks_per_node: int, found: Findings) 
             found.fail(f"cluster.{name}", "X421", f"cluster.{name}", message, f"use {name} {asked}, or fewer ranks")
         else:
             found.passed(f"cluster.{name}", f"{asked} of {there} {what} are used")
-    kind = cluster.device
+    kind = cluster.device_kind()
     if kind and spec.launch.device not in ("auto", kind):
         message = f"launch.device is {spec.launch.device}, but cluster {cluster.preset} has {kind} devices"
         hint = f"leave launch.device auto, or write `cluster {_of_device(spec.launch.device)}`"
@@ -273,9 +302,9 @@ def _solve_fsdp(
 
 def _wanted_machines(spec: Spec) -> tuple[int, int | None]:
     """Return (nodes, ranks per node) from `launch`, otherwise from `cluster`; None: whatever the axes need."""
-    launch, cluster = spec.launch, spec.cluster
-    nodes = cluster.nodes if isinstance(launch.nodes, Auto) else launch.nodes
-    per_node = cluster.devices if isinstance(launch.ranks_per_node, Auto) else launch.ranks_per_node
+    launch, (nodes, per_node) = spec.launch, _devices(spec)
+    nodes = nodes if isinstance(launch.nodes, Auto) else launch.nodes
+    per_node = per_node if isinstance(launch.ranks_per_node, Auto) else launch.ranks_per_node
     return (1 if isinstance(nodes, Auto) else nodes), (None if isinstance(per_node, Auto) else per_node)
 
 

@@ -409,6 +409,8 @@ def _times(plan: Plan, times: Times) -> list[tuple[str, str, str]]:
     low, high = plan.cluster.efficiency[0], plan.cluster.efficiency[-1]
     reached = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
     source = "from cluster.efficiency" if low == high else "an assumption"
+    if plan.cluster.measured is not None and plan.launch["device"] == "cpu" and low != high:
+        source = "measured with a block of width 512"
     parts = [f"computing {seconds_text(times.computing)}", f"exposed communication {seconds_text(times.exposed)}"]
     if plan.mesh.size("pp") > 1:
         parts.append(f"bubble {plan.estimates.bubble:.0%} of the step")

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
+from shlex import quote
 from textwrap import wrap
 from typing import Final
 
@@ -17,7 +18,7 @@ from xtrain.dsl.diagnostics.diagnostic import Diagnostic
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.plan.architecture import Architecture, LayerKind
 from xtrain.plan.canonical import fingerprint
-from xtrain.plan.estimates import Hardware
+from xtrain.plan.estimates import Hardware, Remedy
 from xtrain.plan.graph import SETUP, UnknownLauncher, launcher_of, restarts_of, slots_of
 from xtrain.plan.plan import ElasticWorld, Plan
 from xtrain.plan.timeline import as_known
@@ -65,6 +66,8 @@ def show_header(page: Page, plan: Plan, *, short: bool = False) -> None:
     page.line(clip(f"{plan.spec} · seed {plan.seed} · xtrain {__version__}", WIDTH), "dim")
     page.line(clip(f"plan {plan.id} · experiment {plan.config_id}{text}", WIDTH), "dim")
     page.line(clip(cluster_text(plan.cluster), WIDTH), "dim")
+    if plan.cluster.measured is not None:
+        page.line(clip(f"measured on this machine: {plan.cluster.measured}", WIDTH), "dim")
     if "launcher" in plan.launch:
         page.line(clip(launcher_text(plan), WIDTH), "dim")
 
@@ -72,14 +75,15 @@ def show_header(page: Page, plan: Plan, *, short: bool = False) -> None:
 def cluster_text(cluster: Hardware) -> str:
     """Return the machines as text, with the unit of every number; missing numbers are unknown."""
     if not CLUSTERS[cluster.preset].known:
-        return "cluster unknown: add `cluster h100 { … }` to estimate memory and time"
+        return "cluster unknown: add `cluster here` (this machine) or `cluster h100 { … }` for memory and time"
     parts = [
         f"cluster {cluster.preset}: {plural(cluster.nodes, 'node')} × {plural(cluster.devices, 'device')}",
         f"{_known(cluster.memory_bytes and bytes_text(cluster.memory_bytes), 'memory')}, "
         f"{_known(cluster.flops and rate_text(cluster.flops, 'FLOP/s'), 'speed')} each",
         "link " + _known(cluster.link and rate_text(cluster.link, "B/s")),
-        "network " + _known(cluster.network and rate_text(cluster.network, "B/s")),
     ]
+    if cluster.measured is None or cluster.nodes > 1:
+        parts.append("network " + _known(cluster.network and rate_text(cluster.network, "B/s")))
     return " · ".join(parts)
 
 
@@ -99,8 +103,8 @@ def _known(text: str | float | None, what: str = "") -> str:
     return str(text) if text else f"{what} unknown".lstrip()
 
 
-def show_glance(page: Page, plan: Plan) -> None:
-    """Show the four facts that a decision depends on."""
+def show_glance(page: Page, plan: Plan, spare: Sequence[Remedy] = ()) -> None:
+    """Show the four facts that a decision depends on, and uses of the memory that is left."""
     page.line()
     room = headroom(plan)
     verdicts = _verdicts(plan, VERDICTS)
@@ -109,12 +113,22 @@ def show_glance(page: Page, plan: Plan) -> None:
     rows = [
         ("memory", page.paint(room.verdict, VERDICT_STYLES[room.verdict]) + first.removeprefix(room.verdict)),
         *(("", line) for line in more),
+        *(("", _use_text(use, plan)) for use in spare),
         ("step", _step_text(plan)),
         ("run", _run_text(plan)),
         ("checks", page.paint(verdicts, worst)),
     ]
     for name, text in rows:
         page.line(f"  {name:<6}  {text}")
+
+
+def _use_text(use: Remedy, plan: Plan) -> str:
+    device, times = plan.cluster.memory_bytes, plan.estimates.times
+    sets = " ".join(f"--set {quote(text)}" for text in use.sets)
+    share = f" ({use.memory_bytes / device:.0%})" if device else ""
+    change = f"{use.seconds / times.step - 1:+.0%}" if use.seconds and times else ""
+    step = "in the same planned time" if change in ("+0%", "-0%") else f"a step {change}"
+    return f"room for {sets}: {bytes_text(use.memory_bytes)}{share}, {step}"
 
 
 def _verdicts(plan: Plan, order: Sequence[str]) -> str:
@@ -363,10 +377,18 @@ def parts_of(plan: Plan) -> dict[str, Part]:
     return {name: PARTS[name] for name in OF_SERVERS} if plan.serves else PARTS
 
 
-def render(plan: Plan, *, color: bool = False, full: bool = False, parts: Sequence[str] = ()) -> str:
+def render(
+    plan: Plan,
+    *,
+    color: bool = False,
+    full: bool = False,
+    parts: Sequence[str] = (),
+    spare: Sequence[Remedy] = (),
+) -> str:
     """Render the whole page, ending with a newline. Data for programs is in the JSON instead.
 
-    full: show everything, however long. parts: keys of PARTS to show, in full, instead of the page.
+    full: show everything, however long. parts: keys of PARTS to show, in full, instead of the page. spare: uses of the
+    memory that the plan leaves (`review/spare.py`).
     """
     plan = as_known(plan)
     if parts:
@@ -377,11 +399,11 @@ def render(plan: Plan, *, color: bool = False, full: bool = False, parts: Sequen
                 part(chosen, plan, FULL)
         return str(chosen)
     if full:
-        return str(_page(plan, FULL, color))
+        return str(_page(plan, FULL, color, spare))
 
     @cache
     def page(detail: Detail) -> Page:
-        return _page(plan, detail, color)
+        return _page(plan, detail, color, spare)
 
     def fits(detail: Detail) -> bool:
         return page(detail).height <= LONGEST
@@ -390,10 +412,10 @@ def render(plan: Plan, *, color: bool = False, full: bool = False, parts: Sequen
     return str(page(DETAILS[min(first, len(DETAILS) - 1)]))
 
 
-def _page(plan: Plan, detail: Detail, color: bool) -> Page:
+def _page(plan: Plan, detail: Detail, color: bool, spare: Sequence[Remedy]) -> Page:
     page = Page(color=color)
     show_header(page, plan)
-    show_server_glance(page, plan) if plan.serves else show_glance(page, plan)
+    show_server_glance(page, plan) if plan.serves else show_glance(page, plan, spare)
     for part in parts_of(plan).values():
         part(page, plan, detail)
     show_footer(page, plan, detail)

@@ -68,12 +68,12 @@ def remedies(resolved: Resolved, cluster: Hardware, judge: Judge) -> tuple[Remed
     if device is None:
         return ()
     changes = list(changes_of(resolved))
-    single = _tried(resolved.spec, changes, judge)
+    single = tried(resolved.spec, changes, judge)
     enough = [each for each in single if each.memory_bytes <= (1 - TIGHT) * device]
     if not enough:
         paths = [{path for path, _ in change.values} for change in changes]
         pairs = [a + b for (a, p), (b, q) in combinations(zip(changes, paths, strict=True), 2) if not p & q]
-        double = _tried(resolved.spec, pairs, judge)
+        double = tried(resolved.spec, pairs, judge)
         enough = [each for each in double if each.memory_bytes <= (1 - TIGHT) * device]
         single += double
     if enough:
@@ -83,7 +83,8 @@ def remedies(resolved: Resolved, cluster: Hardware, judge: Judge) -> tuple[Remed
     return tuple(sorted(single, key=lambda each: each.memory_bytes)[:1])
 
 
-def _tried(spec: Spec, changes: list[Change], judge: Judge) -> list[Remedy]:
+def tried(spec: Spec, changes: list[Change], judge: Judge) -> list[Remedy]:
+    """Return the memory and time of each change that has a plan."""
     found = []
     for change in changes:
         estimates = judge(change.applied(spec))
@@ -192,8 +193,9 @@ def _check_speed(resolved: Resolved, cluster: Hardware, estimates: Estimates, fo
     if device_kind(spec) != "cuda":
         return
     chosen = spec.precision.compute != "auto" or spec.precision.matmul != "auto"
-    sheet = CLUSTERS[cluster.preset].sheet
-    factor = None if sheet is None else sheet.flops["bf16"] / sheet.flops["fp32"]
+    sheet = spec.cluster.data_sheet()
+    measured = {} if sheet is None else sheet.flops
+    factor = measured["bf16"] / measured["fp32"] if {"bf16", "fp32"} <= set(measured) else None
     if resolved.formats.compute != "fp32" or chosen:
         found.passed("cuda.compute", f"the model computes in {resolved.formats.compute}")
     else:

@@ -385,7 +385,7 @@ def check_fp8(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -
 
 def _of_device(spec: Spec) -> list[tuple[str, str, str]]:
     """Return faults of the device."""
-    fp8, sheet, kind = spec.precision.fp8, spec.cluster.sheet, device_kind(spec)
+    fp8, sheet, kind = spec.precision.fp8, spec.cluster.data_sheet(), device_kind(spec)
     if sheet is not None and kind != "cpu" and FP8 not in sheet.flops:
         others = [name for name, each in CLUSTERS.items() if each.sheet is not None and FP8 in each.sheet.flops]
         message = f"compute is fp8, which devices of cluster {spec.cluster.preset} do not support"

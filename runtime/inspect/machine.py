@@ -8,7 +8,7 @@ import socket
 import sysconfig
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -107,6 +107,22 @@ def _memory(root: Path) -> int | None:
     limits = []
     if fields := re.search(r"^MemAvailable: +(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE):
         limits.append(int(fields[1]) * 1024)
+    for directory, limit, used, cached in _limited(root):
+        taken = _text(directory / used).strip()
+        if taken.isdecimal():
+            # Cached file pages are freed when memory is needed.
+            pages = re.search(rf"^{cached} (\d+)$", _text(directory / "memory.stat"), re.MULTILINE)
+            limits.append(max(0, limit - int(taken) + (int(pages[1]) if pages else 0)))
+    return min(limits, default=None)
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Return the bytes that the control groups of this process allow; None without a limit."""
+    return min((limit for _, limit, _, _ in _limited(root)), default=None)
+
+
+def _limited(root: Path) -> Iterator[tuple[Path, int, str, str]]:
+    """Yield the control groups with a memory limit: folder, limit, file with the usage, statistic of cached pages."""
     for groups, top, limit, used, cached in CONTROL_GROUPS:
         # In a container the path starts at the container's own root.
         group = re.search(groups, _text(root / "proc/self/cgroup"), re.MULTILINE)
@@ -116,12 +132,8 @@ def _memory(root: Path) -> int | None:
         for directory in (folder, *folder.parents):
             if not directory.is_relative_to(root / top):
                 break
-            most, taken = (_text(directory / name).strip() for name in (limit, used))
-            if most.isdecimal() and taken.isdecimal():
-                # Cached file pages are freed when memory is needed.
-                pages = re.search(rf"^{cached} (\d+)$", _text(directory / "memory.stat"), re.MULTILINE)
-                limits.append(max(0, int(most) - int(taken) + (int(pages[1]) if pages else 0)))
-    return min(limits, default=None)
+            if (most := _text(directory / limit).strip()).isdecimal():
+                yield directory, int(most), used, cached
 
 
 def _shared_memory(folder: Path) -> int | None:

@@ -140,7 +140,8 @@ class Program:
         self._ledger = Ledger()
         self._watch = TraceObserver(self._ledger, self.collectives)
         sheet = CLUSTERS[plan.cluster.preset].sheet
-        self._fake = FakeDevice(device_kind(plan), 0 if sheet is None else sheet.capability)
+        capability = plan.cluster.capability if sheet is None else sheet.capability
+        self._fake = FakeDevice(device_kind(plan), capability or 0)
         clocks = Clocks()
         for tick in plan.timeline.ticks:
             if tick.seconds is not None:

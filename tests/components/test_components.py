@@ -52,6 +52,7 @@ OF_ENGINES = ("deepspeed_import.py", "checkpoint.py")
 # Words of other things too: forms of a curve, of records, units, axes of a mesh, devices, the block of axes.
 COMMON = (
     "constant", "cosine", "linear", "text", "tokens", "shard", "cpu", "other", "none", "bytes", "folder", "parallel",
+    "here",
 )  # fmt: skip
 ALL = [pytest.param(registry, name, id=f"{registry.word} {name}") for registry in REGISTRIES for name in registry]
 
