@@ -299,7 +299,7 @@ def orthogonal(device: str, dry: bool) -> Pieces:
     x = torch.randn(1, size, size, device=device, generator=torch.Generator(device).manual_seed(0))
 
     def made(dtype: torch.dtype) -> Tensor:
-        return newton_schulz(x.to(dtype), steps=5, coefficients=(3.4445, -4.775, 2.0315))
+        return newton_schulz(x.to(dtype), [(3.4445, -4.775, 2.0315)] * 5)
 
     for dtype in (torch.bfloat16, torch.float32):
         yield (

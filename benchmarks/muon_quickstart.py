@@ -1,9 +1,9 @@
-"""Muon against AdamW on `specs/quickstart.xtrain`: both trained with the same five learning rates.
+"""Muon and AdEMAMix against AdamW on `specs/quickstart.xtrain`: all trained with the same five learning rates.
 
     OMP_NUM_THREADS=1 python benchmarks/muon_quickstart.py --steps 300
 
-Everything but optimizer, rate and the number of steps is that of the spec; both begin with the same weights and see the
-same rows. The figure of a run is its loss on 256 rows of the modules held out, after the last step. Before that both
+Everything but optimizer, rate and the number of steps is that of the spec; all begin with the same weights and see the
+same rows. The figure of a run is its loss on 256 rows of the modules held out, after the last step. Before that all
 take some steps in turns, in one process: the time of a step is processor time, the median of the turns. Prints every
 figure when it is known, then a table in Markdown and one JSON line.
 """
@@ -12,6 +12,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -22,13 +23,21 @@ from xtrain.runtime.loop.executor import Executor
 SPEC = Path(__file__).parents[1] / "specs/quickstart.xtrain"
 EVALUATION = "on finish eval stdlib { batches = 32 }"
 RATES = ("1e-3", "2e-3", "3e-3", "6e-3", "1.2e-2")
-OPTIMIZERS = ("adamw", "muon")
+OPTIMIZERS = {
+    "adamw": (),
+    "muon": (),
+    "muon, iteration = polar_express": ("iteration=polar_express",),
+    "muon, neurons = 0.95": ("neurons=0.95",),
+    "ademamix, both warm-ups": ("alpha_warmup={steps}", "beta3_warmup={steps}"),
+}
 TURN = 3  # steps
 
 
 def executor_of(folder: Path, optimizer: str, rate: str, steps: int, *more: str) -> Executor:
     """more: lines of the spec."""
-    sets = [f"experiment.budget={steps} steps", f"optimizer.kind={optimizer}", f"optimizer.lr={rate}"]
+    kind = optimizer.partition(",")[0]
+    sets = [f"experiment.budget={steps} steps", f"optimizer.kind={kind}", f"optimizer.lr={rate}"]
+    sets += [f"optimizer.{setting.format(steps=steps)}" for setting in OPTIMIZERS[optimizer]]
     lines = [line for line in SPEC.read_text().splitlines() if not line.startswith(("every 100", "on finish"))]
     compiled = plan_from_text("\n".join([*lines, *more]), str(SPEC), sets, world=1)
     if compiled.plan is None:
@@ -47,9 +56,9 @@ def trained(folder: Path, optimizer: str, rate: str, steps: int) -> float:
     return loss
 
 
-def step_times(folder: Path, turns: int) -> dict[str, list[float]]:
+def step_times(folder: Path, optimizers: Sequence[str], turns: int) -> dict[str, list[float]]:
     """Processor seconds a step, one figure a turn."""
-    runs = {name: executor_of(folder / name, name, "3e-3", (turns + 1) * TURN) for name in OPTIMIZERS}
+    runs = {name: executor_of(folder / name, name, "3e-3", (turns + 1) * TURN) for name in optimizers}
     for run in runs.values():
         run._set_up(0.0)
     found: dict[str, list[float]] = {name: [] for name in runs}
@@ -68,14 +77,15 @@ def step_times(folder: Path, turns: int) -> dict[str, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--turns", type=int, default=9, help="of both optimizers, for the time of a step")
+    parser.add_argument("--turns", type=int, default=9, help="of all optimizers, for the time of a step")
+    parser.add_argument("--only", nargs="+", choices=OPTIMIZERS, default=[*OPTIMIZERS])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        times = step_times(folder / "times", arguments.turns) if arguments.turns else None
+        times = step_times(folder / "times", arguments.only, arguments.turns) if arguments.turns else None
         losses = {
             optimizer: {rate: trained(folder / optimizer / rate, optimizer, rate, arguments.steps) for rate in RATES}
-            for optimizer in OPTIMIZERS
+            for optimizer in arguments.only
         }
     print(f"| `lr` | {' | '.join(RATES)} |\n| --- |{' --: |' * len(RATES)}")
     for optimizer, of_rates in losses.items():
@@ -85,7 +95,6 @@ def main() -> None:
     figures = {"steps": arguments.steps, "loss": losses}
     if times is not None:
         figures["step_seconds"] = {name: round(median(each), 4) for name, each in times.items()}
-        figures["step_ratio"] = round(median(times["muon"]) / median(times["adamw"]), 3)
     print(json.dumps(figures))
 
 

@@ -26,6 +26,8 @@ OPTIMIZERS: Final = {
     "adamw_torch_4bit": ("adamw8bit", "its moments have 4 bits, here they have 8"),
     **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), ("lion", "")),
     **{name: ("lion", f"{name} has 8-bit moments") for name in ("lion_8bit", "paged_lion_8bit")},
+    **dict.fromkeys(("ademamix", "paged_ademamix_32bit"), ("ademamix", "")),
+    **{name: ("ademamix", f"{name} has 8-bit moments") for name in ("ademamix_8bit", "paged_ademamix_8bit")},
     "sgd": ("sgd", ""),
     "schedule_free_adamw": ("schedule_free", "the scheduler warms up"),
 }
@@ -91,10 +93,10 @@ def write_optimizer(
     draft.set("optimizer.weight_decay", decay, "weight_decay")
     if full and decay and kind != "sgd":
         draft.set("group.embed_tokens.weight_decay", decay, "", "transformers decays embeddings too")
-    if kind in ("adamw", "adamw8bit", "lion", "schedule_free", ""):
+    if kind in ("adamw", "adamw8bit", "ademamix", "lion", "schedule_free", ""):
         betas = [draft.number("adam_beta1", 0.9), draft.number("adam_beta2", 0.999)]
         draft.set("optimizer.betas", betas, "adam_beta1 adam_beta2")
-    if kind in ("adamw", "adamw8bit", "schedule_free", ""):
+    if kind in ("adamw", "adamw8bit", "ademamix", "schedule_free", ""):
         draft.set("optimizer.eps", draft.number("adam_epsilon", 1e-8), "adam_epsilon")
     if kind == "sgd":
         draft.set("optimizer.momentum", 0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from xtrain.components.optimizers.adamw_torch import LocalAdamW
-from xtrain.components.optimizers.muon import heads_of, in_matrices
+from xtrain.components.optimizers.muon import NORM_MARGIN, heads_of, in_matrices, means_of
 from xtrain.plan.mesh import MatrixStack
 from xtrain.plan.plan import Plan
 from xtrain.runtime.base.ops import op
@@ -29,9 +29,11 @@ from xtrain.runtime.nn.updates import (
     wide,
     write_back,
 )
-from xtrain.runtime.nn.whole_matrices import WholeMatrices
+from xtrain.runtime.nn.weights import first_state
+from xtrain.runtime.nn.whole_matrices import SumsOverPieces, WholeMatrices
 
 LEAST_NORM: Final = 1e-7  # as in torch.optim.Muon
+LEAST_ROOT: Final = 1e-10  # of mean squares, as in the code of NorMuon's authors
 BLOCKS: Final = 4  # along each side of a symmetric product
 MATCHES_ADAMW: Final = 0.2  # times the root of the larger side: the RMS of AdamW's updates
 
@@ -53,6 +55,7 @@ class MuonOptimizer(Optimizer):
         nesterov: bool,
         orthogonal: Callable[[Tensor], Tensor],
         heads: Mapping[str, Sequence[int]] | None = None,
+        neurons: Mapping[str, Any] | None = None,
         scale: str,
         number_format: torch.dtype,
         device: torch.device,
@@ -63,7 +66,7 @@ class MuonOptimizer(Optimizer):
         compiled: bool = False,
     ) -> None:
         """Initialize the optimizer. matrices: the parameters of `groups`, by name. rest: groups updated by AdamW with
-        `betas` and `eps`. orthogonal: orthogonalizes matrices [count, rows, columns]. heads: as in the node's
+        `betas` and `eps`. orthogonal: orthogonalizes matrices [count, rows, columns]. heads, neurons: as in the node's
         arguments. number_format: format during orthogonalization. device: device of the orthogonalization. compiled:
         element-wise parts are compiled."""
         super().__init__([*groups, *rest], {"lr": lr, "weight_decay": 0.0})
@@ -72,7 +75,8 @@ class MuonOptimizer(Optimizer):
         self._group_of = {id(parameter): group for group in own for parameter in group["params"]}
         self._momentum, self._nesterov = momentum, nesterov
         self._orthogonal, self._scale, self._format = orthogonal, scale, number_format
-        self._heads = heads
+        self._heads, self._neurons, self._sums = heads, neurons, SumsOverPieces(device)
+        self._cuts = {name: self._sums.cuts_of(matrix) for name, matrix in matrices.items()} if neurons else {}
         self._storage, self._cautious_decay, self._compiles = storage or Storage(), cautious_decay, compiled
         self._momentum_rule, self._weight_rule = self._rules()
         if compiled:
@@ -84,20 +88,60 @@ class MuonOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update all parameters. closure: not used."""
-        for parameter in self._matrices.values():
+        for name, parameter in self._matrices.items():
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = self._storage.first(parameter, "momentum_buffer")
-        for stack, update in self._wholes.apply(self._update_of, self._made_orthogonal):
-            parameter = self._matrices[stack.name]
-            group, part = self._group_of[id(parameter)], _part(parameter, stack)
-            first, update = stack.first if parameter.dim() == 3 else 0, update.view(part.shape)
-            factor = group["lr"] * scale_of(self._scale, self._shape_of(stack.name, parameter))
-            share = group["lr"] * group["weight_decay"]
-            by = self._by({"factor": -factor, "decay": share, "keep": 1 - share}, part)
-            for rows in self._rows(part):
-                box = self._storage.box(parameter, first + rows.start)
-                self._weight_rule(part[rows], update[rows], by, box)
+                for tensor in means_of(self._neurons, name):
+                    self.state[parameter][tensor.name] = first_state(parameter, tensor)
+        for results in self._wholes.apply(self._update_of, self._made_orthogonal):
+            scales = [None] * len(results) if self._neurons is None else self._scales(self._neurons, results)
+            for (stack, update), scale in zip(results, scales, strict=True):
+                self._write(stack, update, scale)
         self._rest.step()
+
+    def _write(self, stack: MatrixStack, update: Tensor, scale: Tensor | None) -> None:
+        """Update the weights of this rank's shard of a stack. scale: factors of the update, [count, rows, 1] or
+        [count, 1, columns]; None: 1."""
+        parameter = self._matrices[stack.name]
+        group, part = self._group_of[id(parameter)], _part(parameter, stack)
+        first, update = stack.first if parameter.dim() == 3 else 0, update.view(part.shape)
+        if scale is not None and parameter.dim() == 2:
+            scale = scale[0]
+        factor = group["lr"] * scale_of(self._scale, self._shape_of(stack.name, parameter))
+        share = group["lr"] * group["weight_decay"]
+        by = self._by({"factor": -factor, "decay": share, "keep": 1 - share}, part)
+        for rows in self._rows(part):
+            box = self._storage.box(parameter, first + rows.start)
+            self._weight_rule(part[rows], update[rows], by, box, None if scale is None else scale[rows])
+
+    def _scales(self, neurons: Mapping[str, Any], results: list[tuple[MatrixStack, Tensor]]) -> list[Tensor]:
+        """Update the mean squares of the outputs, and return the factors of this rank's shards of the updates: an
+        output's is divided by the root of its mean, and all by what keeps the norm of a matrix. Collective."""
+        wanted = []
+        for stack, update in results:
+            parameter = self._matrices[stack.name]
+            inputs = 1 if in_matrices(neurons["columns"], stack.name) else 2
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            squares = torch.linalg.vector_norm(update, dim=inputs, keepdim=True, dtype=dtype).square()
+            wanted.append((stack, parameter, inputs, squares))
+        self._sums.sum_up(
+            (squares, self._cuts[stack.name], [parameter.dim() - 3 + inputs])
+            for stack, parameter, inputs, squares in wanted
+        )
+        roots, norms = [], []
+        for stack, parameter, inputs, squares in wanted:
+            stored = _part(self.state[parameter]["neuron_squares"], stack).view(squares.shape)
+            means = stored.to(squares.dtype).lerp(squares / parameter.shape[inputs - 3], 1 - neurons["decay"])
+            stored.copy_(means)
+            roots.append(means.sqrt_().add_(LEAST_ROOT))
+            norms.append(torch.stack([each.sum((1, 2)) for each in (squares, squares / roots[-1].square())]))
+        self._sums.sum_up(
+            (each, self._cuts[stack.name], [parameter.dim() - inputs])
+            for each, (stack, parameter, inputs, _) in zip(norms, wanted, strict=True)
+        )
+        before_after = (each.sqrt() for each in norms)
+        kept = ((before / (after + LEAST_ROOT))[:, None, None] for before, after in before_after)
+        return [keep / root for keep, root in zip(kept, roots, strict=True)]
 
     def _update_of(self, stack: MatrixStack) -> Tensor:
         """Return this rank's piece of the matrix to orthogonalize; updates the momentum."""
@@ -124,9 +168,9 @@ class MuonOptimizer(Optimizer):
             update = torch.lerp(gradient, average, by["stays"]) if nesterov else average
             return update.to(number_format)
 
-        def weight_rule(stored: Tensor, update: Tensor, by: Numbers, box: Box | None) -> None:
+        def weight_rule(stored: Tensor, update: Tensor, by: Numbers, box: Box | None, scale: Tensor | None) -> None:
             weights = wide(stored, stored) if converts else stored
-            update = update.to(weights.dtype)
+            update = update.to(weights.dtype) if scale is None else update.to(weights.dtype) * scale
             decay(weights, update, by, cautious=cautious)
             add_scaled(weights, update, by["factor"])
             if weights is not stored:
@@ -174,18 +218,21 @@ def scale_of(scale: str, shape: Sequence[int]) -> float:
     return max(1.0, outputs / inputs) ** 0.5
 
 
-def newton_schulz(x_NRC: Tensor, steps: int, coefficients: Sequence[float], symmetric: int | None = None) -> Tensor:
+def newton_schulz(
+    x_NRC: Tensor, series: Sequence[Sequence[float]], *, margin: float = 1.0, symmetric: int | None = None
+) -> Tensor:
     """Return matrices [count, rows, columns] with the singular vectors of `x_NRC` and singular values near 1, in its
     format. x ← a·x + (b·A + c·A²)·x with A = x·xᵀ, starting at x / ‖x‖ (Jordan et al. 2024).
 
-    symmetric: rows from which A and A² are computed by `symmetric_product`; None: never.
+    series: a, b, c of each step. margin: factor on ‖x‖. symmetric: rows from which A and A² are computed by
+    `symmetric_product`; None: never.
     """
-    a, b, c = coefficients
     tall = x_NRC.shape[-2] > x_NRC.shape[-1]
     x = x_NRC.mT if tall else x_NRC
-    x = x / x.flatten(1).norm(dim=1).clamp(min=LEAST_NORM)[:, None, None]
+    norm_N = x.flatten(1).norm(dim=1) * margin
+    x = x / norm_N.clamp(min=LEAST_NORM)[:, None, None]
     in_blocks = symmetric is not None and x.shape[1] >= symmetric and x.shape[1] % BLOCKS == 0
-    for _ in range(steps):
+    for a, b, c in series:
         if in_blocks:
             squares = symmetric_product(x)
             inner = symmetric_product(squares, beta=b, alpha=c)
@@ -241,7 +288,6 @@ def build_muon(
     nesterov: bool,
     weight_decay: float,
     ns_steps: int,
-    ns_coefficients: list[float],
     scale: str,
     adamw_lr: float,
     betas: list[float],
@@ -249,6 +295,9 @@ def build_muon(
     matrices: list[str],
     format: str,
     heads: dict[str, list[int]] | None = None,
+    ns_coefficients: list[float] | None = None,
+    series: list[list[float]] | None = None,
+    neurons: dict[str, Any] | None = None,
     states: str = "",
     stochastic_rounding: bool = False,
     cautious_decay: bool = False,
@@ -260,6 +309,10 @@ def build_muon(
     these devices."""
     compiles = rank.device.type in compiled
     symmetric = symmetric if compiles else None
+    margin = NORM_MARGIN if series else 1.0
+    if series is None:
+        assert ns_coefficients is not None
+        series = [ns_coefficients] * ns_steps
     found = {name: parameter for name, parameter in updated(plan, model) if in_matrices(matrices, name)}
     rest = groups_of(plan, model, weight_decay, lambda name: name not in found)
     return MuonOptimizer(
@@ -269,8 +322,9 @@ def build_muon(
         lr=lr,
         momentum=momentum,
         nesterov=nesterov,
-        orthogonal=partial(newton_schulz, steps=ns_steps, coefficients=ns_coefficients, symmetric=symmetric),
+        orthogonal=partial(newton_schulz, series=series, margin=margin, symmetric=symmetric),
         heads=heads,
+        neurons=neurons,
         scale=scale,
         number_format=DTYPES[format],
         device=rank.device,

@@ -47,8 +47,8 @@ class WholeMatrices:
             stacks.append((name, (count, rows, columns), cuts))
         return cls(batches(stacks), groups, places, device)
 
-    def apply(self, pieces: Pieces, compute: Compute) -> Iterator[tuple[MatrixStack, Tensor]]:
-        """Yield the result of `compute` for every matrix, sharded like the matrix: this rank's shard of each stack.
+    def apply(self, pieces: Pieces, compute: Compute) -> Iterator[list[tuple[MatrixStack, Tensor]]]:
+        """Yield the results of `compute` for each batch, sharded like the matrices: this rank's shard of each stack.
 
         pieces: called once for each stack. Collective: every rank takes all results. The next batch's shards are in
         transit while one is computed.
@@ -57,7 +57,7 @@ class WholeMatrices:
         for batch in (*self.batches, None):
             current, started = started, None if batch is None else self._started(batch, pieces)
             if current is not None:
-                yield from zip(current.batch.stacks, current.finish(compute), strict=True)
+                yield list(zip(current.batch.stacks, current.finish(compute), strict=True))
 
     def _started(self, batch: MatrixBatch, pieces: Pieces) -> "MatrixExchange":
         own = [pieces(stack).to(self._device) for stack in batch.stacks]

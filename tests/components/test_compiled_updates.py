@@ -9,6 +9,7 @@ from torch._inductor.utils import run_and_get_code
 
 from xtrain.components.optimizers.adamw8bit_torch import AdamW8bitOptimizer
 from xtrain.components.optimizers.adamw_torch import LocalAdamW
+from xtrain.components.optimizers.ademamix_torch import AdEMAMixOptimizer
 from xtrain.components.optimizers.lion_torch import LionOptimizer
 from xtrain.components.optimizers.muon_torch import MuonOptimizer, newton_schulz, symmetric_product
 from xtrain.components.optimizers.schedule_free_torch import ScheduleFreeOptimizer
@@ -43,14 +44,21 @@ def schedule_free(groups, storage, compiled):
     return ScheduleFreeOptimizer(groups, 0.01, (0.9, 0.95), 1e-8, compiled)
 
 
-def muon(groups, storage, compiled, cautious=False):
+def ademamix(groups, storage, compiled):
+    return AdEMAMixOptimizer(
+        groups, lr=0.01, betas=(0.9, 0.95), beta3=0.999, alpha=5.0, alpha_warmup=3, beta3_warmup=3, eps=1e-8,
+        storage=storage, compiled=compiled,
+    )  # fmt: skip
+
+
+def muon(groups, storage, compiled, cautious=False, neurons=None):
     (own, rest) = groups
     matrices = {f"w{place}": p for place, p in enumerate(own["params"])}
     return MuonOptimizer(
         matrices, [own], [{**rest, "lr_scale": 1.0}], lr=0.01, momentum=0.95, nesterov=True,
-        orthogonal=lambda x: newton_schulz(x, 5, (3.4445, -4.775, 2.0315)), scale="original",
+        orthogonal=lambda x: newton_schulz(x, [(3.4445, -4.775, 2.0315)] * 5), scale="original",
         number_format=torch.float32, device=torch.device("cpu"), betas=(0.9, 0.95), eps=1e-8, storage=storage,
-        cautious_decay=cautious, compiled=compiled,
+        cautious_decay=cautious, compiled=compiled, neurons=neurons,
     )  # fmt: skip
 
 
@@ -86,6 +94,8 @@ CASES = {
     "lion, rounded at random, cautious decay": (lion, torch.bfloat16, True, {"cautious": True}),
     "muon": (muon, torch.float32, False, {}),
     "muon, rounded at random, cautious decay": (muon, torch.bfloat16, True, {"cautious": True}),
+    "muon, updates divided by neurons": (muon, torch.float32, False, {"neurons": {"decay": 0.9, "columns": []}}),
+    "ademamix": (ademamix, torch.float32, False, {}),
     "schedule_free": (schedule_free, torch.float32, False, {}),
     "sgd, rounded at random": (sgd, torch.bfloat16, True, {}),
 }
@@ -138,5 +148,5 @@ def test_a_symmetric_product_is_the_product(form, shape):
     assert torch.equal(squares, x @ x.mT)
     again = symmetric_product(squares, beta=-2.0, alpha=0.5)
     assert torch.equal(again, -2.0 * squares + 0.5 * (squares @ squares))
-    plain = newton_schulz(x, 5, (3.4445, -4.775, 2.0315))
-    assert (newton_schulz(x, 5, (3.4445, -4.775, 2.0315), symmetric=8) - plain).abs().max() < 1e-5
+    plain = newton_schulz(x, [(3.4445, -4.775, 2.0315)] * 5)
+    assert (newton_schulz(x, [(3.4445, -4.775, 2.0315)] * 5, symmetric=8) - plain).abs().max() < 1e-5

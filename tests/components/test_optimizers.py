@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from xtrain.components.optimizers.adamw_torch import LocalAdamW
+from xtrain.components.optimizers.ademamix_torch import AdEMAMixOptimizer
 from xtrain.components.optimizers.lion_torch import LionOptimizer
+from xtrain.components.optimizers.muon import polar_express
 from xtrain.components.optimizers.muon_torch import MuonOptimizer, newton_schulz
 
 
@@ -50,7 +52,7 @@ def muon(matrices: dict[str, Tensor], rest: list[dict], number_format: torch.dty
         rest,
         lr=0.02,
         momentum=0.95,
-        orthogonal=partial(newton_schulz, steps=5, coefficients=COEFFICIENTS),
+        orthogonal=partial(newton_schulz, series=[COEFFICIENTS] * 5),
         number_format=number_format,
         device=torch.device("cpu"),
         betas=(0.9, 0.95),
@@ -124,6 +126,98 @@ def test_heads_are_matrices_of_their_own_where_asked(name: str, shape: tuple[int
         theirs.step()
     expected = torch.cat([part.detach() for part in each.values()], dim)
     torch.testing.assert_close(whole.detach(), expected, rtol=1e-12, atol=1e-14)
+
+
+def polar_express_of_singular_values(values: np.ndarray, steps: int) -> np.ndarray:
+    """Amsel et al. 2025, algorithm 1: the quintic of each step is nearest to 1 on the interval that the step before
+    leaves, of which no less than a cushion counts; all but the converged ones are made 1% flatter."""
+    low, high, powers = 1e-3, 1.0, np.array([1, 3, 5])
+    for step in range(steps):
+        least = max(low, 0.02407327424182761 * high)
+        found = np.array([15, -10, 3]) / 8 / high**powers
+        if least / high < 1 - 5e-6:
+            points = np.array([least, (3 * least + high) / 4, (least + 3 * high) / 4, high])
+            for _ in range(50):  # of Remez' exchange
+                errors = np.array([[1], [-1], [1], [-1]])
+                found = np.linalg.solve(np.hstack([points[:, None] ** powers, errors]), np.ones(4))[:3]
+                root = np.sqrt(9 * found[1] ** 2 - 20 * found[0] * found[2])
+                points[1:3] = np.sqrt((np.array([-root, root]) - 3 * found[1]) / (10 * found[2]))
+        if least > low:
+            found *= 2 / sum((found * end**powers).sum() for end in (low, high))
+        values = ((values[..., None] / (1.01 if step < 7 else 1)) ** powers * found).sum(-1)
+        low = float((found * low**powers).sum())
+        high = 2 - low
+    return values
+
+
+@pytest.mark.parametrize("steps", [1, 5, 9])
+def test_polar_express_is_the_best_polynomial_of_each_step(steps: int):
+    generator = torch.Generator().manual_seed(6)
+    matrices = torch.randn(2, 6, 9, generator=generator, dtype=torch.float64)
+    left, values, right = np.linalg.svd(matrices.numpy(), full_matrices=False)
+    norms = np.linalg.norm(values, axis=1, keepdims=True)
+    values = polar_express_of_singular_values(values / (norms * 1.01), steps)
+    ours = newton_schulz(matrices, polar_express(steps), margin=1.01)
+    np.testing.assert_allclose(ours.numpy(), (left * values[:, None]) @ right, rtol=1e-8, atol=1e-8)
+    assert (np.abs(values - 1).max() < 1e-3) == (steps == 9)
+
+
+def test_updates_of_neurons_are_divided_as_by_the_authors_of_normuon():
+    """Li et al. 2025 in numpy, from Muon's own updates: a tall and a wide matrix, and a stack of which outputs are
+    columns."""
+    generator = torch.Generator().manual_seed(7)
+    shapes = {"layers.0.tall": (6, 4), "layers.0.wide": (3, 8), "layers.0.stack": (2, 4, 6)}
+    first = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    ours, plain = ({name: nn.Parameter(each.clone()) for name, each in first.items()} for _ in range(2))
+    neurons = {"decay": 0.9, "columns": ["layers.*.stack"]}
+    rest, options = [{"params": []}], {"scale": "original", "nesterov": True}
+    divided = muon(ours, rest, torch.float64, neurons=neurons, **options)
+    undivided = muon(plain, rest, torch.float64, **options)
+    means = dict.fromkeys(shapes, np.zeros(()))
+    weights = {name: each.numpy().copy() for name, each in first.items()}
+    for _ in range(4):
+        before = {name: each.detach().numpy().copy() for name, each in plain.items()}
+        for name, each in ours.items():
+            each.grad = torch.randn(each.shape, generator=generator, dtype=torch.float64)
+            plain[name].grad = each.grad.clone()
+        divided.step()
+        undivided.step()
+        for name, each in ours.items():
+            u = before[name] * (1 - 0.02 * 0.1) - plain[name].detach().numpy()  # with rate and scale
+            sides = (1, 2) if u.ndim == 3 else (0, 1)
+            outputs, inputs = sides[::-1] if u.ndim == 3 else sides
+            size = 0.02 * max(1.0, u.shape[outputs] / u.shape[inputs]) ** 0.5
+            means[name] = 0.9 * means[name] + 0.1 * ((u / size) ** 2).mean(inputs, keepdims=True)
+            v = u / (np.sqrt(means[name]) + 1e-10)
+            norms = [np.sqrt((x**2).sum(sides, keepdims=True)) for x in (u, v)]
+            weights[name] = weights[name] * (1 - 0.02 * 0.1) - v * norms[0] / (norms[1] + 1e-10)
+            np.testing.assert_allclose(each.detach().numpy(), weights[name], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("warmup", [None, 3])
+def test_ademamix_is_the_update_of_its_paper(warmup: int | None):
+    """Pagliardini et al. 2024, algorithm 1 with the authors' warm-ups, in numpy."""
+    generator = torch.Generator().manual_seed(8)
+    weight = nn.Parameter(torch.randn(4, 3, generator=generator, dtype=torch.float64))
+    groups = [{"params": [weight], "weight_decay": 0.3}]
+    ours = AdEMAMixOptimizer(
+        groups, lr=0.1, betas=(0.9, 0.99), beta3=0.999, alpha=4.0, alpha_warmup=warmup, beta3_warmup=warmup, eps=1e-8
+    )
+    w = weight.detach().numpy().copy()
+    m, s, v = (np.zeros_like(w) for _ in range(3))
+    for step in range(1, 7):
+        g = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+        weight.grad = g.clone()
+        ours.step()
+        alpha, beta = 4.0, 0.999
+        if warmup is not None and step < warmup:
+            ends = [np.log(0.5) / np.log(each + 1e-8) - 1 for each in (0.9, 0.999)]
+            alpha, time = 4.0 * step / warmup, ends[0] + (ends[1] - ends[0]) * step / warmup
+            beta = 0.5 ** (1 / (time + 1))
+        m, s, v = 0.9 * m + 0.1 * g.numpy(), beta * s + (1 - beta) * g.numpy(), 0.99 * v + 0.01 * g.numpy() ** 2
+        update = (m / (1 - 0.9**step) + alpha * s) / (np.sqrt(v) / np.sqrt(1 - 0.99**step) + 1e-8)
+        w = w - 0.1 * (update + 0.3 * w)
+        np.testing.assert_allclose(weight.detach().numpy(), w, rtol=1e-12, atol=1e-15)
 
 
 def test_muon_without_matrices_is_adamw():

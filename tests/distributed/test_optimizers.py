@@ -20,6 +20,8 @@ OPTIMIZERS = {
     "plain sgd": "sgd { lr = 0.1, momentum = 0",
     "lion": "lion { lr = 1e-3, weight_decay = 0.5",
     "muon": "muon { lr = 0.01, adamw_lr = 0.1",
+    "normuon": "muon { lr = 0.01, adamw_lr = 0.1, neurons = 0.9, iteration = polar_express",
+    "ademamix": "ademamix { lr = 1e-2, eps = 1e-3, alpha_warmup = 3, beta3_warmup = 4",
     "adamw in bf16": "adamw { lr = 1e-2, eps = 1e-3, states = bf16",
     "muon in bf16": "muon { lr = 0.01, adamw_lr = 0.1, states = bf16",
     "adamw8bit": "adamw8bit { lr = 1e-2, eps = 1e-3, block = 16",
@@ -50,6 +52,7 @@ LAYOUTS = (
 # Where a run begins and where it goes on: by default the first, of a state in blocks, in sums, and of groups.
 MOVES = {
     "schedule_free": (("fsdp 2 (dense)", "tp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "tp 2 (dense)")),
+    "normuon": (("fsdp 2 · tp 2 (dense)", "tp 2 (dense)"), ("fsdp 2 (dense)", "fsdp 2 · tp 2 (dense)")),
     "adafactor": (("fsdp 2 (dense)", "tp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "replicate 2 · fsdp 2 (dense)")),
     "adam_mini": (("fsdp 4 (dense)", "tp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "fsdp 2 (dense)")),
     "adamw in bf16": (("tp 2 (dense)", "fsdp 2 (dense)"), ("tp 2 (dense)", "fsdp 2 · tp 2 (dense)")),
@@ -99,6 +102,8 @@ def test_a_layout_updates_as_one_process_does(lab: Laboratory, trained: Runs, na
 @pytest.mark.parametrize(("name", "fault", "layout"), [
     pytest.param("muon", "own_pieces", "fsdp 2 (dense)", marks=pytest.mark.matrix),
     pytest.param("muon", "own_pieces", "tp 2 (dense)", marks=pytest.mark.matrix),
+    pytest.param("normuon", "own_means", "tp 2 (dense)", marks=pytest.mark.matrix),
+    pytest.param("normuon", "own_means", "fsdp 4 · ep 2 (moe)", marks=pytest.mark.matrix),
     ("adafactor", "own_means", "fsdp 2 (dense)"),
     pytest.param("adafactor", "own_means", "fsdp 4 · ep 2 (moe)", marks=pytest.mark.matrix),
     pytest.param("adam_mini", "own_means", "fsdp 4 (dense)", marks=pytest.mark.matrix),

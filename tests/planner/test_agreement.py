@@ -332,11 +332,17 @@ def test_an_optimizer_of_whole_matrices_costs_what_the_plan_says(name, optimizer
 
 
 @pytest.mark.matrix
-def test_heads_that_are_taken_by_themselves_cost_what_the_plan_says(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("fsdp 2 · tp 2 (dense)", "heads = true"),
+        ("fsdp 2 · tp 2 (dense)", "neurons = 0.9"),
+        ("fsdp 4 · ep 2 (moe)", "neurons = 0.9"),
+    ],
+)
+def test_muon_by_heads_and_neurons_costs_what_the_plan_says(name, setting, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    hold_against_the_trace(
-        plan_of(BY_NAME["fsdp 2 · tp 2 (dense)"], tmp_path, optimizer="muon { lr = 0.01, heads = true")
-    )
+    hold_against_the_trace(plan_of(BY_NAME[name], tmp_path, optimizer=f"muon {{ lr = 0.01, {setting}"))
 
 
 @pytest.mark.slow

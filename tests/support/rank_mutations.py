@@ -278,8 +278,8 @@ def own_pieces() -> None:
     from xtrain.runtime.nn.whole_matrices import WholeMatrices
 
     def apply(self: WholeMatrices, pieces: Callable[..., Any], compute: Callable[..., Any]) -> Any:
-        for stack in (stack for batch in self.batches for stack in batch.stacks):
-            yield stack, compute(stack, pieces(stack))
+        for batch in self.batches:
+            yield [(stack, compute(stack, pieces(stack))) for stack in batch.stacks]
 
     WholeMatrices.apply = apply
 

@@ -386,7 +386,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "sgd": ("fsdp 2 (dense)",),
     "plain sgd": (),
     "lion": (),
-    "muon": ("fsdp 2 · tp 2 (dense)",),
+    "muon": (),
+    "normuon": ("fsdp 2 · tp 2 (dense)",),
+    "ademamix": (),
     # Beside the layouts on which a run with their state begins, and goes on.
     "adamw in bf16": ("tp 2 (dense)",),
     "muon in bf16": (),
