@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=number_of("steps"), metavar="N", help="number of steps (default: to the last recorded one)"
     )
-    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: those of the run)")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as the run)")
     add_sets(parser)
     parser.add_argument("--without", action="append", default=[], metavar="DOCUMENT", help=f"leave out {DOCUMENT_HELP}")
     parser.add_argument("--json", action="store_true", help="print only the comparison, as JSON, a step a line")

@@ -27,7 +27,7 @@ DESCRIPTION = (
     "the steps at which the run was resumed, and its packed rows. No log of rows is needed."
 )
 EPILOG = """\
-Runs that the model began with (checkpoint.from, checkpoint.pretrained) are included. Learning rates are those of the
+Runs that the model began with (checkpoint.from, checkpoint.pretrained) are included. Learning rates follow the
 schedule; losses are shown where the step was recorded.
 
 examples:

@@ -129,7 +129,7 @@ def _origin(plan: Plan, directory: Path, prepare: Prepare, step: int) -> list[St
     named = plan.node("setup.resume").args["origin"]
     if named is None:
         raise DataError(
-            f"the records of {directory} begin with step {step:,}: what was trained before is not known",
+            f"the records of {directory} begin with step {step:,}: they lack what was trained before",
             remedy="Restore its events.jsonl.",
         )
     return [*trained(find(Path(named)).path.parents[1], prepare, step)[-1].stretches]
