@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from xtrain.api.specs import load as load
     from xtrain.blocks.attention import AttentionLayer as AttentionLayer
     from xtrain.blocks.block import Chain as Chain
+    from xtrain.blocks.block import FactorLayer as FactorLayer
     from xtrain.blocks.block import NormLayer as NormLayer
     from xtrain.blocks.block import Residual as Residual
     from xtrain.blocks.block import Sum as Sum
@@ -95,7 +96,7 @@ _OFFERED = {
     "AttentionLayer": "xtrain.blocks.attention",
     "ExpertsLayer": "xtrain.blocks.feed_forward",
     "SwiGLULayer": "xtrain.blocks.feed_forward",
-    **dict.fromkeys(("NormLayer", "post_norm", "pre_norm", "sandwich_norm"), "xtrain.blocks.block"),
+    **dict.fromkeys(("FactorLayer", "NormLayer", "post_norm", "pre_norm", "sandwich_norm"), "xtrain.blocks.block"),
     **dict.fromkeys(("Chain", "Residual", "Sum"), "xtrain.blocks.block"),
 }
 

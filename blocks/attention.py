@@ -14,7 +14,7 @@ from xtrain.blocks.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, Tr
 from xtrain.dsl.schema.model_config import Rope
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, BlockParameter, RotaryAngles, pairs_within
-from xtrain.plan.hardware import QUERIES
+from xtrain.plan.hardware import QUERIES, has_flash
 
 if TYPE_CHECKING:
     from xtrain.blocks.tracer import Tracer
@@ -30,6 +30,10 @@ class AttentionLayer(Layer):
     qk_norm: RMSNorm on queries and keys, per head, or over all heads together with `wide_norm`; `plus_one` multiplies
     by 1 + weight. bias: on queries, keys and values. output_bias: on the output, before the residual stream. rope:
     apply rotary positions to queries and keys.
+
+    heads_of_keys, head_width: numbers of key/value heads and of numbers in each head; None: the model's. value_norm:
+    RMSNorm without a weight on each head of values. key_values: there is no `v_proj`: values are the outputs of
+    `k_proj`, before the norm of keys and positions.
 
     window: number of most recent positions of its document that a query sees, its own included; None: all earlier ones.
     sinks: every head has one more learned score in its softmax, whose value is zero. scale: factor of query-key
@@ -62,21 +66,38 @@ class AttentionLayer(Layer):
     gated: bool = later(False)
     growth: float = later(0.0)
     interleaved: bool = later(False)
+    heads_of_keys: int | None = later(None)
+    head_width: int | None = later(None)
+    value_norm: bool = later(False)
+    key_values: bool = later(False)
 
     def __attrs_post_init__(self) -> None:
-        if (problem := not_above_zero(self, "window", "scale", "cap", "theta", "rotary")) is not None:
+        sizes = ("window", "scale", "cap", "theta", "rotary", "heads_of_keys", "head_width")
+        if (problem := not_above_zero(self, *sizes)) is not None:
             raise ValueError(problem)
         if self.rotary is not None and self.rotary % 2:
             raise ValueError(f"`rotary` is {self.rotary}, and must be even")
         if self.growth and (self.rotary is not None or self.theta is not None or not self.rope):
             raise ValueError("`growth` needs the model's rotary positions on all numbers of a head")
 
+    def own(self, arch: Architecture) -> Architecture:
+        width, heads = self.head_width or arch.head_dim, self.heads_of_keys or arch.kv_heads
+        if (width, heads) == (arch.head_dim, arch.kv_heads):
+            return arch
+        return evolve(arch, head_dim=width, kv_heads=heads)
+
     def unfit(self, arch: Architecture) -> str | None:
+        arch = self.own(arch)
+        if arch.heads % arch.kv_heads:
+            return f"`heads_of_keys` of `{self.name}` is {arch.kv_heads}, which does not divide {arch.heads} heads"
+        if self.rope and arch.head_dim % 2:
+            return f"`head_width` of `{self.name}` is {arch.head_dim}, and rotary positions turn pairs"
         if self.rotary is None or self.rotary <= arch.head_dim:
             return None
         return f"`rotary` of `{self.name}` is {self.rotary}, and a head has {arch.head_dim} numbers"
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        arch = self.own(arch)
         if self.sinks:  # modules list their own parameters before the parameters of child modules
             yield BlockParameter(
                 name=f"{self.name}.sinks", shape=(arch.heads,), decays=False, initial="normal", cut="column"
@@ -86,7 +107,7 @@ class AttentionLayer(Layer):
         for name, width, heads in (
             ("q_proj", queries + gates, arch.heads),
             ("k_proj", keys, arch.kv_heads),
-            ("v_proj", keys, arch.kv_heads),
+            *([] if self.key_values else [("v_proj", keys, arch.kv_heads)]),
         ):
             yield BlockParameter(
                 name=f"{self.name}.{name}.weight",
@@ -120,33 +141,53 @@ class AttentionLayer(Layer):
     def angles(self, arch: Architecture) -> RotaryAngles | None:
         if not self.rope:
             return None
+        arch = self.own(arch)
         angles = evolve(arch.angles, growth=self.growth, width=self.rotary or arch.head_dim)
         return angles if self.theta is None else evolve(angles, theta=self.theta, rope=Rope())
 
     def words(self, arch: Architecture) -> tuple[str, ...]:
         window = "no window" if self.window is None else f"window {self.window:,}"
+        own = self.own(arch)
+        heads = () if own is arch else (f"{own.kv_heads} key/value heads of {own.head_dim}",)
         if not self.rope:
-            return "no positions", window
-        return "rotary positions" if self.theta is None else f"rotary positions of base {self.theta:,.12g}", window
+            return "no positions", window, *heads
+        base = "rotary positions" if self.theta is None else f"rotary positions of base {self.theta:,.12g}"
+        return base, window, *heads
 
     def pair_flops(self, arch: Architecture) -> int:
-        return 4 * arch.heads * arch.head_dim
+        return 4 * arch.heads * self.own(arch).head_dim
 
     def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int:
-        seen = positions if self.window is None else min(positions, self.window)
+        seen, arch = positions if self.window is None else min(positions, self.window), self.own(arch)
         return 2 * arch.kv_heads // tp * arch.head_dim * seen  # a key and a value of each of its heads
 
+    def _on(self, on: "Tracer") -> "Tracer":
+        """Return the recorder with the heads of this layer."""
+        arch = on.resolved.architecture
+        own = self.own(arch)
+        if own is arch:
+            return on
+        from xtrain.plan.mesh import device_kind  # not for modules, which have no costs
+
+        heads = own.kv_heads // on.resolved.size("tp")
+        spread = heads if heads % on.axes.ulysses == 0 else on.axes.ulysses
+        device = "cpu" if device_kind(on.resolved.spec) == "cpu" else "cuda"
+        flash = has_flash(device, on.resolved.formats.compute, own.head_dim)
+        local = evolve(on.local, kv_heads=heads, spread_kv=spread, head_dim=own.head_dim, flash=flash)
+        return evolve(on, local=local)
+
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        on = self._on(on)
         local = on.local
         turns = not self.interleaved and self.rotary in (None, local.head_dim)
         x = on.column_parallel_input(x)
         gate: TracedTensor | None = None
 
-        def project(name: str, norm: str, heads: int) -> TracedTensor:
+        def project(name: str) -> TracedTensor:
+            return on.linear(x, f"{self.name}.{name}", local.tokens)
+
+        def positioned(y: TracedTensor, name: str, norm: str, heads: int) -> TracedTensor:
             nonlocal gate
-            y = on.linear(x, f"{self.name}.{name}", local.tokens)
-            if not norm:
-                return y
             size = y.size
             if self.gated and name == "q_proj":
                 size //= 2
@@ -165,9 +206,12 @@ class AttentionLayer(Layer):
             moved = turned if self.interleaved else 0
             return on.ops.op(y, makes=size, scratch=(7 * turned // 2 + moved, 3 * turned + moved))
 
-        q = project("q_proj", "q_norm", local.heads)
-        k = project("k_proj", "k_norm", local.kv_heads)
-        v = project("v_proj", "", local.kv_heads)
+        q = positioned(project("q_proj"), "q_proj", "q_norm", local.heads)
+        keys = project("k_proj")
+        k = positioned(keys, "k_proj", "k_norm", local.kv_heads)
+        v = keys if self.key_values else project("v_proj")
+        if self.value_norm:
+            v = on.norm(v, "", local.tokens * local.kv_heads, width=local.head_dim)
         out = trace_kernel(self, on, (q, k, v))
         if gate is not None:
             share = on.ops.op(gate, makes=out.size, keeps_output=True)

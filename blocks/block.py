@@ -222,6 +222,10 @@ class Layer(BlockPiece):
         """Return the number of heads that tp times cp must divide, if these are not the model's; 0: none."""
         return 0
 
+    def own(self, arch: Architecture) -> Architecture:
+        """Return the architecture with the key/value heads and the head width of this layer."""
+        return arch
+
     def shares_experts(self, arch: Architecture) -> bool:
         """Return True if it has shared experts, which every token is sent to."""
         return False
@@ -324,6 +328,20 @@ class NormLayer(Layer):
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         return on.norm(x, self.name, on.local.between)
+
+
+@frozen
+class FactorLayer(Layer):
+    """x times a number that is stored with the weights and not trained; 1 in a new model."""
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        return iter(())
+
+    def buffers(self, arch: Architecture) -> dict[str, list[int]]:
+        return {f"{self.name}.factor": [1]}
+
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        return on.ops.op(x, makes=x.gradient)
 
 
 @composed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve
 
-from xtrain.blocks.block import Layer, later, not_above_zero, row_bias
+from xtrain.blocks.block import Layer, later, norm_weight, not_above_zero, row_bias
 from xtrain.blocks.op_trace import ALL_TO_ALL, INDEX, MATMUL, TP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.model import ExpertTransformer
@@ -109,7 +109,10 @@ class ExpertsLayer(Layer):
 
     matrix_bias: a bias on the router and on each of the three matrices of routed experts. limit: clamps gates to at
     most `limit` and values to ± `limit`; the result is (value + 1) · gate · sigmoid(alpha · gate), as in gpt-oss (arXiv
-    2508.10925); None: silu(gate) · value.
+    2508.10925); None: activation(gate) · value.
+
+    activation: of gates, as in `SwiGLULayer`. input_norm: routed experts take an RMSNorm of the layer's input.
+    router_norm: the router takes RMSNorm(x) / √dim. factors: the weight of each expert has a learned factor.
 
     Raises ValueError unless limit and alpha are above 0.
     """
@@ -126,6 +129,10 @@ class ExpertsLayer(Layer):
     matrix_bias: bool = later(False)
     limit: float | None = later(None)
     alpha: float = later(1.702)
+    activation: Literal["silu", "gelu_tanh"] = later("silu")
+    input_norm: bool = later(False)
+    router_norm: bool = later(False)
+    factors: bool = later(False)
 
     def __attrs_post_init__(self) -> None:
         if (problem := not_above_zero(self, "limit", "alpha")) is not None:
@@ -160,6 +167,11 @@ class ExpertsLayer(Layer):
         )
         if self.matrix_bias:
             yield row_bias(f"{self.name}.gate", arch.experts, "always")
+        if self.factors:
+            name = f"{self.name}.gate.factors"
+            yield BlockParameter(name=name, shape=(arch.experts,), decays=False, initial="ones", partial="always")
+        if self.router_norm:
+            yield norm_weight(f"{self.name}.gate.norm", arch.dim, "always")
         matrices = {
             "gate_proj": (arch.dim, arch.expert_ffn),
             "up_proj": (arch.dim, arch.expert_ffn),
@@ -182,6 +194,8 @@ class ExpertsLayer(Layer):
                 initial="zeros",
                 expert=True,
             )
+        if self.input_norm:
+            yield norm_weight(f"{self.name}.norm", arch.dim, "always")
         if arch.shared_experts:
             ffn = arch.shared_experts * arch.expert_ffn
             yield from swiglu_parameters(f"{self.name}.shared_experts", arch.dim, ffn, cut=False)
@@ -200,18 +214,23 @@ class ExpertsLayer(Layer):
         """Record the layer from the normed residual stream to its summand."""
         spread = bool(on.axes.tensor) and not on.axes.sequence
         x = own_piece(on, x) if spread else x
-        weights = _route(on, x, f"{self.name}.gate")
+        gate = f"{self.name}.gate"
+        weights = _route(on, on.norm(x, f"{gate}.norm", on.local.routed) if self.router_norm else x, gate)
         if self.scale != 1:
             weights = on.ops.op(weights, makes=weights.size)
+        if self.factors:
+            weights = _times_factors(on, weights, f"{gate}.factors")
         module, ffn = f"{self.name}.experts", on.resolved.architecture.expert_ffn
         widths = {"gate_proj": ffn, "up_proj": ffn, "down_proj": on.local.dim}
+        routed = on.norm(x, f"{self.name}.norm", on.local.routed) if self.input_norm else x
         experts = partial(trace_experts, on, module, widths, ffn, self.matrix_bias, _swiglu_of(self.limit))
         shared: list[TracedTensor] = []
         if not on.resolved.shared_meanwhile:
-            out = weigh(on, to_experts(on, x, module, experts), weights)
+            out = weigh(on, to_experts(on, routed, module, experts), weights)
             shared = self._shared(on, x)
         else:
-            out = weigh(on, to_experts(on, x, module, experts, lambda: shared.extend(self._shared(on, x))), weights)
+            rows = to_experts(on, routed, module, experts, lambda: shared.extend(self._shared(on, x)))
+            out = weigh(on, rows, weights)
         for each in shared:
             out = on.ops.add(out, each)
         return join_pieces(on, out) if spread else out
@@ -270,6 +289,15 @@ def _route(on: "Tracer", x: TracedTensor, name: str) -> TracedTensor:
     scratch = (2 * scores_size, 2 * scores_size)
     weights = ops.op(scores, makes=size, keeps=keeps, extra=(chosen, *losses), scratch=scratch)
     return ops.op(weights, makes=size, keeps=(weights,), extra=(one,)) if arch.router_normalise else weights
+
+
+def _times_factors(on: "Tracer", weights: TracedTensor, name: str) -> TracedTensor:
+    """Record the product of the weights with the factors of the chosen experts, whose gradient is first one for each
+    token and expert."""
+    size, scores = weights.size, on.local.routed * on.resolved.architecture.experts * on.local.exact
+    scratch = (0, scores)
+    factors = on.ops.op(makes=size, weights=on.bytes_of(name), parameters=(name,), scratch=scratch)
+    return on.ops.op(weights, factors, makes=size, keeps=(weights, factors))
 
 
 def to_experts(

@@ -222,11 +222,14 @@ class Tracer:
             piece=piece,
         )
 
-    def norm(self, x: TracedTensor, name: str, rows: int, *, cut: bool = False) -> TracedTensor:
+    def norm(
+        self, x: TracedTensor, name: str, rows: int, *, cut: bool = False, width: int | None = None
+    ) -> TracedTensor:
         """Record RMSNorm of `rows` rows: it keeps its input and, for each row, the reciprocal root mean square. cut:
-        tensor parallelism cuts rows, whose squares are then summed over ranks."""
-        local, weight = self.local, f"{name}.weight"
-        numbers = rows * prod(self.shapes[weight])
+        tensor parallelism cuts rows, whose squares are then summed over ranks. width: of the rows of a norm without a
+        weight."""
+        local, weights = self.local, () if width is not None else (f"{name}.weight",)
+        numbers = rows * (prod(self.shapes[weights[0]]) if weights else width or 0)
         size, exact = numbers * local.width, numbers * local.exact
         casts = local.exact != local.width
         sums = (CollectiveCall("tp", "all_reduce", TP, rows * local.exact),) if cut and self.axes.tensor else ()
@@ -242,8 +245,8 @@ class Tracer:
             extra=(rows * local.exact,),
             calls=sums,
             back_calls=sums,
-            weights=self.bytes_of(weight),
-            parameters=(weight,),
+            weights=self.bytes_of(*weights),
+            parameters=weights,
             scratch=scratch,
         )
 

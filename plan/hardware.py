@@ -80,6 +80,7 @@ def product_format(compute: str, matmul: str) -> Product:
 QUERIES: Final = 64  # queries per block
 EXACT: Final = ("fp32", "fp64")  # for shorter rows: torch's kernel has an fp32 softmax, blocks use the compute format
 
+WIDEST_FLASH: Final = 256  # the largest head width of flash attention
 NARROWEST: Final = 16  # narrowest head for which torch's compiler has a flex kernel on CUDA
 
 
@@ -95,6 +96,11 @@ def kernel_on(device: str, matmul: str, kernels: dict[str, str]) -> str:
 def plain_kernels(head_dim: int) -> dict[str, str]:
     """Return device type → kernel without further conditions."""
     return {"cpu": "documents", "cuda": "flex" if head_dim >= NARROWEST else "documents"}
+
+
+def has_flash(device: str, compute: str, head_dim: int) -> bool:
+    """Return True if kernels for heads of this width store no attention scores."""
+    return device == "cpu" or (compute == "bf16" and head_dim % 8 == 0 and head_dim <= WIDEST_FLASH)
 
 
 OF_SERVER: Final = {"protobuf": "google.protobuf", "starlette": "starlette", "uvicorn": "uvicorn"}

@@ -130,11 +130,11 @@ def heads_of(resolved: "Resolved") -> dict[str, int]:
     return {
         f"layers.*.{parameter.name}": parameter.heads
         for kind in arch.kinds
-        for parameter in kind.block.parameters(arch)
+        for layer in kind.block.layers()
+        for parameter in layer.parameters(arch)
         if parameter.owner.rpartition(".")[2] in QUERIES_AND_KEYS
-        and not parameter.adapter
         and parameter.is_matrix
-        and parameter.shape[0] == parameter.heads * arch.head_dim
+        and parameter.shape[0] == parameter.heads * layer.own(arch).head_dim
     }
 
 

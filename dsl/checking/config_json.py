@@ -209,7 +209,8 @@ def family_of(
     source = _read(folder, label)
     entries = _keys(source)
     configs = {name: each.config for name, each in FAMILIES.items() if each.config is not None}
-    of = {kind: name for name, config in configs.items() for kind in config.types}
+    values = {name: entry.value for name, entry in entries.items()}
+    of = {kind: name for name, config in configs.items() for kind in config.types if config.takes(values)}
     entry = entries.get("model_type")
     if chosen and entry is not None and isinstance(entry.value, str):
         return chosen, source, entries
@@ -253,10 +254,11 @@ def _part_of(
         diagnostics.error("X522", f"{source.path} {what}", place, hint=hint)
         return None
     kind = entry.value.get("model_type")
+    configs = {name: config for name, config in configs.items() if config.takes(entry.value)}
     of: dict[Any, str] = {each: name for name, config in configs.items() for each in config.types}
     family = of.get(kind) if isinstance(kind, str) else None
     if kind is None:
-        family = next(name for name, each in wholes.items() if each.unnamed)
+        family = next(name for name, each in wholes.items() if each.unnamed and name in configs)
     if family is None:
         message = f"`{whole.part}` of {source.path} is of the model type {short_json(kind)}"
         hint = f"xtrain has {' and '.join(of)}; `code = transformers` computes others"

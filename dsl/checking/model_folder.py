@@ -378,7 +378,10 @@ class _Reading:
             text = f"`{name}` of {self.source.path} {message}"
             self.diagnostics.error("X522", text, entry.span, hint=hint)
 
-        words = {"default": "none", **{each: each for each in ROPE_SCALINGS if each != "none"}}
+        # Classes that read another share of each head rotate all of it if positions are proportional.
+        shared = any(key.name == PARTIAL for key in self.config.keys)
+        others = {each: each for each in ROPE_SCALINGS if each != "none" and not (shared and each == "proportional")}
+        words = {"default": "none", **others}
         if self.config.original:
             words = {"default": "none", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")}
         kinds = [each for key in ("rope_type", "type") if (each := inside.pop(key, None)) is not None]
@@ -417,7 +420,7 @@ class _Reading:
                 numbers = [each for each in (*weights, found.get("factor")) if is_number(each) and each]
                 if value is None and len(numbers) == 3:
                     value = yarn_magnitude(numbers[2], numbers[0]) / yarn_magnitude(numbers[2], numbers[1])
-            if value is None and setting in ROPE_NEEDED:
+            if value is None and setting in ROPE_NEEDED and kind != "proportional":
                 refuse(f"scales positions by {kind}, but has no `{key}`", f"add `{key}`")
                 good = False
             elif value is not None:

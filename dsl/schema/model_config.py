@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from attrs import evolve, field, fields_dict
 
-from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, positive, setting
+from xtrain.dsl.schema.setting import AUTO, Auto, at_least, between, not_negative, positive, setting
 from xtrain.lazy_attrs import frozen
 
 
@@ -14,8 +14,9 @@ from xtrain.lazy_attrs import frozen
 class Rope:
     """`rope { … }` inside `model`: scaling of rotary positions to a longer context."""
 
-    scaling: Literal["none", "linear", "dynamic", "llama3", "yarn", "longrope"] = setting(
-        "how frequencies are scaled; dynamic changes nothing up to `original` positions, and longer rows are refused",
+    scaling: Literal["none", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"] = setting(
+        "how frequencies are scaled; dynamic changes nothing up to `original` positions, and longer rows are refused; "
+        "proportional: the pairs of a head beyond `share` do not turn",
         default="none",
     )
     factor: float = setting("ratio of the new to the old number of positions", default=1.0, check=at_least(1))
@@ -61,6 +62,11 @@ class Rope:
         "longrope: the divisors that all positions have; auto: long if rows have more than `original` positions",
         default=AUTO,
     )
+    share: float = setting(
+        "proportional: share of the pairs of a head that turn, the first ones",
+        default=1.0,
+        check=between(0, 1),
+    )
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -93,8 +99,10 @@ class Rope:
         return {name: value for name, value in (values | lists).items() if not isinstance(value, Auto)}
 
     def in_files(self) -> dict[str, Any]:
-        """Return those that files have: transformers chooses divisors by the length of each text."""
-        return {name: value for name, value in self.resolved().items() if name != "divisors"}
+        """Return those that files have: transformers chooses divisors by the length of each text, and warns of a factor
+        of proportional positions."""
+        plain = {"divisors"} | ({"factor"} if self.scaling == "proportional" and self.factor == 1 else set())
+        return {name: value for name, value in self.resolved().items() if name not in plain}
 
     def of_rows(self, sequence: int) -> "Rope":
         """Return the scaling with the divisors for rows of `sequence` positions."""
@@ -134,6 +142,8 @@ class Rope:
         return ROPE_SCALINGS[self.scaling][1](self, plain, theta)
 
     def __str__(self) -> str:
+        if self.scaling == "proportional":
+            return f"proportional, {self.share:.4g} of pairs" + (f" × {self.factor:g}" if self.factor != 1 else "")
         return f"{self.scaling} × {self.factor:g}" + (f" from {self.original:,}" if self.original else "")
 
 
@@ -185,6 +195,12 @@ def _yarn(rope: Rope, plain: list[float], theta: float) -> list[float]:
     return [each / rope.factor * r + each * (1 - r) for each, r in zip(plain, ramp, strict=True)]
 
 
+def _proportional(rope: Rope, plain: list[float], theta: float) -> list[float]:
+    """Return f / factor for the first share of pairs, and 0 for all others."""
+    turned = int(rope.share * len(plain))
+    return [each / rope.factor if pair < turned else 0.0 for pair, each in enumerate(plain)]
+
+
 _Scale = Callable[[Rope, list[float], float], list[float]]
 # Scaling → (settings it reads, function that scales the plain frequencies).
 ROPE_SCALINGS: Final[dict[str, tuple[tuple[str, ...], _Scale]]] = {
@@ -194,6 +210,7 @@ ROPE_SCALINGS: Final[dict[str, tuple[tuple[str, ...], _Scale]]] = {
     "llama3": (("factor", "original", "low", "high"), _llama3),
     "yarn": (("factor", "original", "beta_fast", "beta_slow", "truncate", "attention_factor"), _yarn),
     "longrope": (("original", "factor", "attention_factor", "short", "long", "divisors"), _longrope),
+    "proportional": (("factor", "share"), _proportional),
 }
 
 
@@ -320,12 +337,17 @@ class ModelConfig:
     only: Mapping[str, Only] = field(factory=dict)
     harmless: frozenset[str] = frozenset()
     whole: WholeModel | None = None
+    switch: tuple[str, bool] | None = None
     heads_divide: bool = False
     scores: str | None = ""
     rope_harmless: frozenset[str] = frozenset()
     aliases: tuple[str, ...] = ()
     rope_always: bool = False
     original: int = 0
+
+    def takes(self, config: Config) -> bool:
+        """Return True if a config of one of its model types is of this family."""
+        return self.switch is None or bool(config.get(self.switch[0])) is self.switch[1]
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -461,6 +483,7 @@ ROPE_KEYS: Final = {
     "attention_factor": "attention_factor",
     "short": "short_factor",
     "long": "long_factor",
+    "share": "partial_rotary_factor",
 }
 ORIGINAL: Final = "original_max_position_embeddings"
 ROPE_NEEDED: Final = ("factor", "low", "high", "short", "long")  # if the scaling reads them

@@ -15,6 +15,7 @@ from xtrain.blocks.op_trace import (
 from xtrain.blocks.tracer import BlockAxes, Local, Tracer
 from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.plan.architecture import block_parameters, expert_widths, name_in_block
+from xtrain.plan.hardware import has_flash
 from xtrain.plan.kernels import attention_kernels, pointwise_kernels, resolve_save
 from xtrain.plan.mesh import device_kind
 from xtrain.plan.parameters import block_tensors
@@ -22,7 +23,6 @@ from xtrain.plan.resolved import Resolved, TrainedKind
 from xtrain.text.units import BYTES
 
 GROUPED = (9, 10)  # CUDA capabilities for which torch has grouped-product kernels
-WIDEST_FLASH = 256  # the largest head width of flash attention
 
 
 def local_of(resolved: Resolved) -> Local:
@@ -34,7 +34,6 @@ def local_of(resolved: Resolved) -> Local:
     device = "cpu" if device_kind(spec) == "cpu" else "cuda"
     compute = resolved.formats.compute
     exact = max(BYTES[compute], BYTES["fp32"])
-    flash = device == "cpu" or (compute == "bf16" and arch.head_dim % 8 == 0 and arch.head_dim <= WIDEST_FLASH)
     sheet = spec.cluster.data_sheet()
     return Local(
         rows=batch.micro,
@@ -53,7 +52,7 @@ def local_of(resolved: Resolved) -> Local:
         exact=exact,
         attention=attention_kernels(resolved)[device],
         fused=pointwise_kernels(resolved)[device] == "fused",
-        flash=flash,
+        flash=has_flash(device, compute, arch.head_dim),
         grouped=compute == "bf16"
         and sheet is not None
         and sheet.capability in GROUPED

@@ -113,12 +113,15 @@ def _of_device(device: str) -> str:
 
 @checks("mesh.cp", reads="parallel.cp.size parallel.cp.ring parallel.cp.ulysses")
 def split_context(
-    cp: Cp, heads: int, kv_heads: int, reasons: dict[str, str], found: Findings
+    cp: Cp, heads: int, kv_heads: tuple[int, ...], reasons: dict[str, str], found: Findings
 ) -> tuple[int, int] | None:
-    """Return (ring, ulysses) of `cp`; `heads` and `kv_heads` belong to one tensor-parallel rank."""
+    """Return (ring, ulysses) of `cp`. heads, kv_heads: of one tensor-parallel rank; of key/value heads all numbers that
+    layers have."""
     size, ring, ulysses = cp.size, cp.ring, cp.ulysses
     if isinstance(ring, Auto) and isinstance(ulysses, Auto):
-        ulysses, why = choose_ulysses(size, heads, kv_heads)
+        ulysses, why = choose_ulysses(size, heads, gcd(*kv_heads))
+        if not all(heads_allow(ulysses, heads, count) for count in kv_heads):
+            ulysses, why = 1, f"layers have {' and '.join(map(str, kv_heads))} key/value heads a tp rank"
         ring = size // ulysses
         if size > 1:
             reasons["parallel.cp.ulysses"] = why
@@ -166,17 +169,19 @@ def heads_allow(ulysses: int, heads: int, kv_heads: int) -> bool:
     return heads % ulysses == 0 and divides == 0
 
 
-def build_layout(spec: Spec, world: int | None, *, heads: int, kv_heads: int, found: Findings) -> Layout:
+def build_layout(spec: Spec, world: int | None, *, heads: int, kv_heads: tuple[int, ...], found: Findings) -> Layout:
     """Resolve `parallel` and `launch` for `world` ranks. If no mesh fits, report why in `found` and leave the layout
     unsettled.
 
-    `world` None: the ranks named by `launch`, otherwise as many as the axes need.
+    kv_heads: all numbers of key/value heads that layers have. `world` None: the ranks named by `launch`, otherwise as
+    many as the axes need.
     """
     reasons: dict[str, str] = {}
     unsettled: set[str] = set()
     sizes = _fixed_sizes(spec, found, unsettled)
     tp = sizes["tp"]
-    split = split_context(spec.parallel.cp, max(heads // tp, 1), max(kv_heads // tp, 1), reasons, found)
+    own = tuple(max(count // tp, 1) for count in kv_heads)
+    split = split_context(spec.parallel.cp, max(heads // tp, 1), own, reasons, found)
     if split is None:
         unsettled.add("cp")
     sizes["ring"], sizes["ulysses"] = split or (spec.parallel.cp.size, 1)

@@ -62,7 +62,8 @@ def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch
 @checks("mesh.tp.kv_heads", reads="parallel.tp.size {kv_heads}")
 def _check_heads(architecture: Architecture, layout: Layout, found: Findings) -> None:
     tp = layout.size("tp")
-    for code, name, count in (("X402", "heads", architecture.heads), ("X403", "kv_heads", architecture.kv_heads)):
+    of_keys = [("X403", "kv_heads", count) for count in architecture.key_heads]
+    for code, name, count in (("X402", "heads", architecture.heads), *of_keys):
         if tp == 1:
             return
         if count % tp:
@@ -95,7 +96,7 @@ def _check_spread_heads(architecture: Architecture, layout: Layout, found: Findi
 
 def _smaller_tp(architecture: Architecture, tp: int) -> int:
     """Return the largest size up to `tp` that divides everything that tensor parallelism must split evenly."""
-    widths = [architecture.heads, architecture.kv_heads, *([] if architecture.is_moe else [architecture.ffn])]
+    widths = [architecture.heads, *architecture.key_heads, *([] if architecture.is_moe else [architecture.ffn])]
     return largest_divisor(gcd(*widths), tp)
 
 
@@ -151,27 +152,31 @@ def _check_weights(architecture: Architecture, tp: int, found: Findings) -> None
 def _check_ulysses(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     """Check that query heads divide evenly; key/value heads too, or ranks divide them into equal numbers of copies."""
     tp, ulysses = layout.size("tp"), layout.size("ulysses")
-    if ulysses == 1 or architecture.heads % tp or architecture.kv_heads % tp:
+    if ulysses == 1 or architecture.heads % tp or any(count % tp for count in architecture.key_heads):
         return
-    own, own_kv = architecture.heads // tp, architecture.kv_heads // tp
-    hint = _ulysses_hint(spec, own, own_kv, ulysses)
+    own, of_keys = architecture.heads // tp, [count // tp for count in architecture.key_heads]
+    hint = _ulysses_hint(spec, own, of_keys, ulysses)
     if own % ulysses:
         message = f"the {own} query heads of a tp rank cannot be split over ulysses {ulysses}"
         found.fail("mesh.ulysses.heads", "X402", "parallel.cp.ulysses", message, hint)
         return
     found.passed("mesh.ulysses.heads", f"{own} query heads / ulysses {ulysses} = {own // ulysses}")
-    divides = own_kv % ulysses if ulysses <= own_kv else ulysses % own_kv
-    if divides:
-        verb = "split over" if ulysses <= own_kv else "copied evenly to"
-        message = f"the {own_kv} key/value heads of a tp rank cannot be {verb} ulysses {ulysses}"
-        found.fail("mesh.ulysses.kv_heads", "X403", "parallel.cp.ulysses", message, hint)
-    else:
+    for own_kv in of_keys:
+        if not heads_allow(ulysses, own, own_kv):
+            verb = "split over" if ulysses <= own_kv else "copied evenly to"
+            message = f"the {own_kv} key/value heads of a tp rank cannot be {verb} ulysses {ulysses}"
+            found.fail("mesh.ulysses.kv_heads", "X403", "parallel.cp.ulysses", message, hint)
+            return
         found.passed("mesh.ulysses.kv_heads", f"{own_kv} key/value heads on ulysses {ulysses}")
 
 
-def _ulysses_hint(spec: Spec, heads: int, kv_heads: int, ulysses: int) -> str:
+def _ulysses_hint(spec: Spec, heads: int, kv_heads: list[int], ulysses: int) -> str:
     cp = spec.parallel.cp
-    best = next(u for u in range(ulysses, 0, -1) if cp.size % u == 0 and heads_allow(u, heads, kv_heads))
+
+    def fits(size: int) -> bool:
+        return cp.size % size == 0 and all(heads_allow(size, heads, count) for count in kv_heads)
+
+    best = next(size for size in range(ulysses, 0, -1) if fits(size))
     if isinstance(cp.ring, Auto):
         return f"use ulysses {best}"
     return f"use ulysses {best} with ring {cp.size // best}, or leave both auto"

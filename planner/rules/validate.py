@@ -273,7 +273,7 @@ def validate(spec: Spec, world: int | None, found: Findings, counted: Counts | N
     shape = derive_architecture(spec, found)
     check_data(spec, found)
     arch = shape.architecture
-    layout = build_layout(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
+    layout = build_layout(spec, world, heads=arch.heads, kv_heads=arch.key_heads, found=found)
     if layout.unsettled:
         found.mark_unknown("parallel.fsdp.size")  # and therefore the number of data ranks
     batch = derive_arithmetic(spec, layout.mesh, found, counted)
@@ -328,7 +328,7 @@ def _validate_server(spec: Spec, world: int | None, found: Findings) -> Validate
     training = as_training(spec)
     shape = derive_architecture(training, found)
     arch = shape.architecture
-    layout = build_layout(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
+    layout = build_layout(spec, world, heads=arch.heads, kv_heads=arch.key_heads, found=found)
     batch = derive_arithmetic(training, layout.mesh, found)
     staging = assign_stages(training, arch, layout, found)
     check_topology(training, arch, layout, batch, found)

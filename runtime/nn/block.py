@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from xtrain.blocks.adapted import AdaptedBlock
 from xtrain.blocks.attention import AttentionLayer, LatentAttentionLayer
-from xtrain.blocks.block import BlockPiece, Chain, JoinLayer, Layer, NormLayer, Residual, Sum, block_of
+from xtrain.blocks.block import BlockPiece, Chain, FactorLayer, JoinLayer, Layer, NormLayer, Residual, Sum, block_of
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
 from xtrain.blocks.user_layer import UserFunction, UserLayer
 from xtrain.plan.architecture import Architecture, RotaryAngles
@@ -22,8 +22,8 @@ from xtrain.runtime.nn.attention import AttentionKernel, AttentionModule, Latent
 from xtrain.runtime.nn.attention_blocks import Scores
 from xtrain.runtime.nn.axes import Axes, column_parallel_input, local
 from xtrain.runtime.nn.batch import DocumentLayout, LayerCache
-from xtrain.runtime.nn.fused import Fusible, turned
-from xtrain.runtime.nn.layers import HasKeys, Linear, OwnLayer, RMSNorm, Rotation, SwiGLU
+from xtrain.runtime.nn.fused import Fusible, rms_norm, turned
+from xtrain.runtime.nn.layers import Factor, HasKeys, Linear, OwnLayer, RMSNorm, Rotation, SwiGLU
 from xtrain.runtime.nn.moe import MoE
 from xtrain.runtime.nn.recompute import TiledModule
 
@@ -33,6 +33,7 @@ class Attention(AttentionModule, Fusible):
 
     def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, layer: AttentionLayer) -> None:
         super().__init__(kernel, axes, Scores(window=layer.window, scale=layer.scale, cap=layer.cap))
+        arch = layer.own(arch)
         self.head_dim = arch.head_dim
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
         self.interleaved = layer.interleaved
@@ -41,7 +42,8 @@ class Attention(AttentionModule, Fusible):
         self.gated, self.query_dim = layer.gated, 2 * arch.head_dim if layer.gated else arch.head_dim
         self.q_proj = Linear(arch.dim, arch.heads * self.query_dim, bias=layer.bias)
         self.k_proj = Linear(arch.dim, keys, bias=layer.bias)
-        self.v_proj = Linear(arch.dim, keys, bias=layer.bias)
+        self.v_proj = None if layer.key_values else Linear(arch.dim, keys, bias=layer.bias)
+        self.value_eps = arch.norm_eps if layer.value_norm else None
         self.o_proj = Linear(queries, arch.dim, bias=layer.output_bias)
         self.sinks = nn.Parameter(torch.empty(arch.heads)) if layer.sinks else None
         self.wide_norm = layer.wide_norm
@@ -81,8 +83,12 @@ class Attention(AttentionModule, Fusible):
         if self.gated:
             q_BSHA, gate_BSHA = q_BSHA.chunk(2, dim=-1)
         q_BHSA = positioned(q_BSHA, self.q_norm, None if rotate is None else rotate.of_queries)
-        k_BKSA = positioned(heads(self.k_proj(x_BSD)), self.k_norm, rotate)
-        v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
+        keys_BSKA = heads(self.k_proj(x_BSD))
+        v_BSKA = keys_BSKA if self.v_proj is None else heads(self.v_proj(x_BSD))
+        k_BKSA = positioned(keys_BSKA, self.k_norm, rotate)
+        if self.value_eps is not None:
+            v_BSKA = rms_norm(v_BSKA, None, self.value_eps, fused=self.fused)
+        v_BKSA = v_BSKA.transpose(1, 2)
         if cache is not None:
             k_BKSA, v_BKSA = cache.extended(self, k_BKSA, v_BKSA, window=self.scores.window)
         sink_H = None if self.sinks is None else local(self.sinks)
@@ -158,6 +164,12 @@ def builds(layer: type[Layer]) -> Callable[[Build], Build]:
 @builds(NormLayer)
 def _norm(layer: NormLayer, settings: BlockSettings) -> Built:
     module = RMSNorm(settings.arch.dim, settings.arch.norm_eps, plus_one=layer.plus_one, scale=layer.scale)
+    return module, lambda x_BSD, _: module(x_BSD)
+
+
+@builds(FactorLayer)
+def _factor(layer: FactorLayer, settings: BlockSettings) -> Built:
+    module = Factor()
     return module, lambda x_BSD, _: module(x_BSD)
 
 

@@ -216,7 +216,7 @@ ATEN = torch.ops.aten
 
 def rms_norm(
     x: Tensor,
-    weight_D: Tensor,
+    weight_D: Tensor | None,
     eps: float,
     group: ProcessGroup | None = None,
     plus_one: bool = False,
@@ -224,12 +224,13 @@ def rms_norm(
     *,
     fused: bool = False,
 ) -> Tensor:
-    """Compute x / rms(x) · weight · scale.
+    """Compute x / rms(x) · weight · scale. weight: None: 1.
 
     group: its ranks have equal pieces of every row, and of the weight. plus_one: multiply by 1 + weight, added in at
     least fp32, as scale is multiplied. fused: use one-pass kernels, on a CPU and without a group.
     """
     fused = fused and group is None
+    weight_D = x.new_ones(x.shape[-1]) if weight_D is None else weight_D
     if not torch.is_grad_enabled():  # for one token, autograd's bookkeeping would take half the time
         return _normed(x, _factor(weight_D, plus_one, scale), eps, group, fused)[0]
     return _RMSNorm.apply(x, weight_D, eps, group, plus_one, scale, fused)  # pyright: ignore[reportReturnType]

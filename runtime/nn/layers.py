@@ -6,7 +6,7 @@ Steele et al. 2014), so that all layouts draw the same.
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 import torch.nn.functional as F
@@ -381,6 +381,29 @@ class WeightHolder(nn.Module):
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape))
+
+
+class ExactBuffers(nn.Module):
+    """A module whose buffers stay in fp32 or fp64, whatever the format of the model."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        for name, buffer in self._buffers.items():
+            if buffer is not None and buffer.dtype not in (torch.float32, torch.float64):
+                self._buffers[name] = buffer.float()
+        return self
+
+
+class Factor(ExactBuffers):
+    """A `FactorLayer`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor: Tensor
+        self.register_buffer("factor", torch.ones(1))
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        return x_BSD * self.factor.to(x_BSD.dtype)
 
 
 class OwnModule(nn.Module):

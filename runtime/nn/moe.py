@@ -17,7 +17,7 @@ from xtrain.runtime.base.device import capability, device_type, numbers
 from xtrain.runtime.nn.adapters import ExpertStacks, TaskExperts
 from xtrain.runtime.nn.axes import Axes, local
 from xtrain.runtime.nn.head_product import TaskRouting
-from xtrain.runtime.nn.layers import Dropout, HasKeys, Linear, SwiGLU, splitmix64
+from xtrain.runtime.nn.layers import ACTIVATIONS, Dropout, HasKeys, Linear, RMSNorm, SwiGLU, splitmix64
 from xtrain.runtime.nn.number_formats import QuantisedMatrix
 from xtrain.runtime.nn.router import ExpertRouter, attach, even, to_experts
 
@@ -159,7 +159,7 @@ class SwiGLUExperts(Experts):
         super().__init__()
         self.begin()
         self.limit, self.alpha = layer.limit, layer.alpha
-        self.gated = gated_by(self.limit, self.alpha)  # `setup.compile` compiles it
+        self.gated = gated_by(self.limit, self.alpha, layer.activation)  # `setup.compile` compiles it
         self.gate_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
         self.up_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
         self.down_proj = nn.Parameter(torch.empty(arch.experts, arch.expert_ffn, arch.dim))
@@ -334,10 +334,11 @@ def _hidden_then_out(weights: ExpertWeights, x_ND: Tensor, *products: Product) -
     return out(weights.gated(*(product(x_ND) for product in inner)))
 
 
-def gated_by(limit: float | None, alpha: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the product of activated gates and ups. limit, alpha: see `ExpertsLayer`."""
+def gated_by(limit: float | None, alpha: float, activation: str = "silu") -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the product of activated gates and ups. limit, alpha, activation: see `ExpertsLayer`."""
     if limit is None:
-        return lambda gate, up: F.silu(gate) * up
+        activate = ACTIVATIONS[activation]
+        return lambda gate, up: activate(gate) * up
     return lambda gate, up: _ClampedSwiGLU.apply(gate, up, limit, alpha)  # pyright: ignore[reportReturnType]
 
 
@@ -389,12 +390,13 @@ class MoE(HasKeys):
         self.combine = weighted_sum  # `setup.compile` compiles it
         self.gate = ExpertRouter(arch, axes, rows, layer)
         self.experts = SwiGLUExperts(arch, layer)
+        self.norm = RMSNorm(arch.dim, arch.norm_eps) if layer.input_norm else None
         self.shared_experts = SwiGLU(arch.dim, arch.shared_experts * arch.expert_ffn) if arch.shared_experts else None
         gated = layer.gated_ffn
         self.shared_expert = SwiGLU(arch.dim, gated) if gated else None
         self.shared_expert_gate = Linear(arch.dim, 1) if gated else None
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear | RMSNorm):
                 module.partial = True
 
     def forward(self, x_BSD: Tensor, real_BS: Tensor, known_BSK: Tensor | None = None) -> Tensor:
@@ -425,7 +427,7 @@ class MoE(HasKeys):
         routing = self.gate(x_BSD, real_BS, known_BSK)
         if self.axes.recorded is not None:
             self.axes.recorded.append(routing.chosen_TK.view(*x_BSD.shape[:2], -1))
-        x_TD = x_BSD.flatten(0, 1)
+        x_TD = (x_BSD if self.norm is None else self.norm(x_BSD)).flatten(0, 1)
         chosen_TK, places = self._places(routing.chosen_TK, x_BSD)
         # Each expert drops different numbers of a token.
         keys_TK = None if keys_BS is None else splitmix64(routing.chosen_TK, keys_BS.flatten()[:, None])

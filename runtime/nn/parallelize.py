@@ -56,8 +56,8 @@ def cut_matrices(
             continue
         _place(module, mesh)
         if isinstance(module, RMSNorm):
-            module.partial = sequence or module.by_head
-        elif isinstance(module, Linear):  # experts' Linears always have a rank's own tokens
+            module.partial = sequence or module.by_head or module.partial
+        elif isinstance(module, Linear):  # next to experts a rank always has its own tokens
             module.partial = sequence or module.partial
 
 

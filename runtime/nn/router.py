@@ -18,6 +18,7 @@ from xtrain.plan.architecture import Architecture
 from xtrain.runtime.base.collectives import Exchange, all_reduce, all_to_all, exchange
 from xtrain.runtime.base.device import numbers
 from xtrain.runtime.nn.axes import Axes, local
+from xtrain.runtime.nn.layers import ExactBuffers, RMSNorm
 from xtrain.runtime.nn.recompute import recomputing, remember
 
 
@@ -117,7 +118,7 @@ class RouterLosses:
         self.aux += aux
 
 
-class ExpertRouter(nn.Module, RouterLosses):
+class ExpertRouter(ExactBuffers, RouterLosses):
     """Router: scores = softmax or sigmoid of x · Wᵀ + b, in at least fp32; a token takes the K experts of highest
     score.
 
@@ -137,19 +138,13 @@ class ExpertRouter(nn.Module, RouterLosses):
         self.set_weights(arch, rows)
         self.weight = nn.Parameter(torch.empty(arch.experts, arch.dim))
         self.bias = nn.Parameter(torch.empty(arch.experts)) if layer.matrix_bias else None
-        # Named as in the files of DeepSeek-V3.
+        self.factors = nn.Parameter(torch.empty(arch.experts)) if layer.factors else None
+        self.norm = RMSNorm(arch.dim, arch.norm_eps, scale=arch.dim**-0.5) if layer.router_norm else None
+        # Named as in the files of DeepSeek-V3. It changes by thousandths, which bf16 would round away.
         bias_E = torch.zeros(arch.experts) if layer.has_bias(arch) else None
         self.register_buffer("e_score_correction_bias", bias_E)
         self.e_score_correction_bias: Tensor | None
         self.replayed: Tensor | None = None
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "ExpertRouter":
-        super()._apply(fn, recurse)
-        bias_E = self.e_score_correction_bias
-        # The bias changes by thousandths, which bf16 would round away.
-        if bias_E is not None and bias_E.dtype not in (torch.float32, torch.float64):
-            self.e_score_correction_bias = bias_E.float()
-        return self
 
     def forward(self, x_BSD: Tensor, real_BS: Tensor, known_BSK: Tensor | None = None) -> Routing:
         """Route every token; tokens that are not real count in no loss and no load.
@@ -160,6 +155,8 @@ class ExpertRouter(nn.Module, RouterLosses):
         # A rank's tokens are its own under tensor parallelism too, so its gradient is one summand.
         weight_ED = local(self.weight, partial=True)
         bias_E = None if self.bias is None else local(self.bias, partial=True).to(exact)
+        if self.norm is not None:
+            x_BSD = self.norm(x_BSD)
         logits_BSE = F.linear(x_BSD.to(exact), weight_ED.to(exact), bias_E)
         scores_BSE = logits_BSE.sigmoid() if self.sigmoid else logits_BSE.softmax(-1)
         chosen_BSK = remember(lambda: self._chosen(scores_BSE, known_BSK, real_BS))
@@ -169,6 +166,9 @@ class ExpertRouter(nn.Module, RouterLosses):
             weights_BSK = weights_BSK / (weights_BSK.sum(-1, keepdim=True) + 1e-20)
         if self.scale != 1:
             weights_BSK = weights_BSK * self.scale
+        if self.factors is not None:
+            factors_BSE = local(self.factors, partial=True).to(exact).expand_as(scores_BSE)
+            weights_BSK = weights_BSK * factors_BSE.gather(-1, chosen_BSK)  # whose gradient has a fixed order
         loss = self.loss_of(logits_BSE, scores_BSE, chosen_BSK, real_BS) if self.training else None
         return Routing(chosen_BSK.flatten(0, 1), weights_BSK.flatten(0, 1), loss)
 

@@ -20,7 +20,7 @@ from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch, RowLosses
 from xtrain.runtime.nn.block import DecoderBlock, Join
 from xtrain.runtime.nn.distillation import Distillation, Taught, distillation_losses, live_losses
 from xtrain.runtime.nn.head_product import HeadFactors
-from xtrain.runtime.nn.layers import Embedding, EmbeddingNoise, Linear, RMSNorm, Rotation, token_keys
+from xtrain.runtime.nn.layers import Embedding, EmbeddingNoise, Factor, Linear, RMSNorm, Rotation, token_keys
 from xtrain.runtime.nn.loss import Head, Objective, token_losses, whole_logits, with_zero_gradient
 from xtrain.runtime.nn.moe import Experts
 from xtrain.runtime.nn.number_formats import QuantisedMatrix
@@ -202,9 +202,12 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def fill_buffers(self) -> None:
-        """Set all buffers to 0; reading weights sets those that files have."""
+        """Set factors to 1 and all other buffers to 0; reading weights sets those that files have."""
         for buffer in self.buffers():
             buffer.zero_()
+        for module in self.modules():
+            if isinstance(module, Factor):
+                module.factor.fill_(1)
 
     def hidden(self, batch: ModelBatch) -> Tensor:
         """Return the head's input of a whole model, [B, S, D]: the residual stream after the last norm."""

@@ -45,6 +45,7 @@ MIXED = {
     "full_layers": {"full_layers": "[1]"},
     "first_dense": {"first_dense": 1, "expert_ffn": 32},
     "attention_layers": {"attention_layers": "[1]"},
+    "full_head_dim": {"full_head_dim": 24, "full_kv_heads": 2, "full_key_values": "true"},
 }
 # The same of one kind of layers, in which more is different from those of other families.
 ODD = {
@@ -198,7 +199,7 @@ def test_norms_change_only_the_size_of_rows_at_first(name: str, tmp_path: Path):
     for module, norm in norms.items():
         norm.weight.data.copy_(initial_values(module, norm.weight.shape, kinds[f"{module}.weight"], 1.0, 0, CPU))
         rows = torch.arange(1.0, 1 + 3 * len(norm.weight)).view(3, -1)
-        assert torch.allclose(norm(rows), F.rms_norm(rows, norm.weight.shape, eps=arch.norm_eps))
+        assert torch.allclose(norm(rows) / norm.scale, F.rms_norm(rows, norm.weight.shape, eps=arch.norm_eps))
 
 
 @pytest.mark.parametrize("name", NAMES)

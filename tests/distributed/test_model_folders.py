@@ -86,6 +86,8 @@ class Desk:
         spec = self.folder / f"{name}.xtrain"
         parts = self.folder / "parts.py"
         text = SPEC.format(parts=parts, name=name, folder=model, model=settings, params=params)
+        if more.startswith("optimizer"):
+            text = "\n".join(line for line in text.split("\n") if not line.startswith("optimizer"))
         spec.write_text(text + more)
         compiled = plan_from_spec(spec, ("workspace.root=runs", *sets))
         assert compiled.plan is not None, compiled.diagnostics.render()
@@ -118,7 +120,7 @@ def check(ours: Seen, loss: float, theirs: dict[str, np.ndarray], limit: float) 
 # Beside the model: the loss of routers, which transformers does not add unless it is asked.
 EXPERTS = (
     *("deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe", "qwen3_moe"),
-    *("qwen3_next", "minimax_m2"),
+    *("qwen3_next", "minimax_m2", "gemma4_moe"),
 )
 SETTINGS: dict[str, str] = dict.fromkeys(EXPERTS, "router { aux_loss = 0 }")
 
@@ -192,6 +194,12 @@ MORE += [
     ("granite", "every bias", (*TP, *FSDP), {}),
     ("minimax_m2", "all rotated, scaled by yarn", (*TP, *FSDP, *EP), STACKED),
     ("minimax_m2", "odd heads, tied", (*PP, *FSDP), {}),
+    ("gemma4", "plain", (*RING, *FSDP, "activation.mode=full"), SHARDS),
+    ("gemma4", "no window", (*TP, *RING), {}),
+    ("gemma4_moe", "plain", WHOLE, {}),
+    ("gemma4_moe", "plain", (*PP, *EP, *FSDP), SHARDS),
+    ("gemma4_moe", "odd heads", (*PP, *FSDP), {}),
+    ("gemma4_moe", "all experts a token, tied", (*TP, *FSDP), {}),
     ("phi3", "short, in part", (*TP, *FSDP), {}),
     ("phi3", "odd heads, tied", (*PP, *FSDP), SHARDS),
     ("glm4", "no bias, scaled", (*RING, *TP), {}),
@@ -253,7 +261,8 @@ def test_a_layout_reads_and_computes_what_one_process_does(
     cut = desk.run(folder, f"{label}_cut", *layout, **more)
     check(cut, alone.loss, alone.gradients, 1e-10)
     (whole,) = read_bytes(alone)
-    biases = {name: len(each) for name, each in reference.named_buffers() if name.endswith("correction_bias")}
+    ends = ("correction_bias", "layer_scalar")
+    biases = {name: len(each) for name, each in reference.named_buffers() if name.endswith(ends)}
     stored = sum(gradient.size for gradient in alone.gradients.values()) * 4
     assert whole == stored + 4 * sum(biases.values())
     for read, shapes in zip(read_bytes(cut), cut.outcome.shapes, strict=True):
@@ -435,6 +444,33 @@ def test_code_of_transformers_on_two_ranks(desk: Desk, kind: str, layout: tuple[
         for number, sets in enumerate((rows, layout))
     )
     check(two, one.loss, one.gradients, 1e-6 if kind in IN_FP32 else 1e-10)
+
+
+TRAINED = {
+    "lora": "adapter lora { rank = 4, init = orthogonal }",
+    "muon": "optimizer muon { lr = 1e-2, clip = none }",
+}
+
+
+@pytest.mark.parametrize("how", TRAINED)
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [("gemma4", (*TP, *FSDP)), ("gemma4", RING), ("gemma4_moe", (*FSDP, *EP)), ("gemma4_moe", (*TP, *EP))],
+)
+@pytest.mark.matrix
+def test_layouts_train_as_one_process_does(desk: Desk, family: str, layout: tuple[str, ...], how: str):
+    """Losses of three steps, and the gradients of the last."""
+    folder, label = desk.folder / f"{family} {how} {layout}", f"{family}_{how}_{'_'.join(layout)}"
+    make(family, "plain", folder)
+    more = {"params": "fp64", "settings": SETTINGS.get(family, ""), "more": TRAINED[how]}
+    label = label.translate(str.maketrans(". =", "___"))
+    one, two = (
+        desk.run(folder, f"{label}_{len(sets)}", "experiment.budget=3 steps", *sets, **more) for sets in ((), layout)
+    )
+    check(two, one.loss, one.gradients, 1e-8)  # updates of the first two steps are in between
+    losses = [[point[1] for point in seen.outcome.curve] for seen in (one, two)]
+    assert len(losses[0]) == 3 and losses[0][0] != losses[0][2]
+    assert np.allclose(*losses, rtol=1e-10, atol=0)
 
 
 LORA = 'adapter lora {{ rank = 4, targets = ["experts", "{}"], init = orthogonal }}'

@@ -509,6 +509,71 @@ def test_no_key_that_changes_a_gemma3_is_passed_over(folder: Folder, code: str, 
     assert [(each, word in text) for each, text in found] == [(code, True)], found
 
 
+GEMMA4: dict[str, Any] = {
+    "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "hidden_act": None, "rope_theta": None,
+    "rope_scaling": None, "head_dim": 8, "sliding_window": 9, "hidden_size_per_layer_input": 0, "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}  # fmt: skip
+LAYER: dict[str, Any] = {"head_dim": 12, "num_key_value_heads": 1}
+PROPORTIONAL: dict[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.5}
+
+
+@pytest.mark.parametrize(("code", "word", "changes"), [
+    ("X522", "hidden_size_per_layer_input", {"hidden_size_per_layer_input": None}),
+    ("X522", "num_kv_shared_layers", {"num_kv_shared_layers": 2}),
+    ("X522", "use_bidirectional_attention", {"use_bidirectional_attention": "all"}),
+    ("X522", "per_layer_config", {"per_layer_config": {"1": LAYER}}),
+    ("X522", "per_layer_config", {"per_layer_config": {"0": LAYER, "1": LAYER, "2": LAYER}}),
+    ("X522", "per_layer_config", {"per_layer_config": {"1": {"rope_theta": 1}, "2": {"rope_theta": 1}}}),
+    ("X522", "rope_parameters", {"rope_parameters": {"full_attention": {**PROPORTIONAL, "beta_fast": 2}}}),
+    ("X304", "share", {"rope_parameters": {"full_attention": {**PROPORTIONAL, "partial_rotary_factor": 1.5}}}),
+    ("X433", "do not divide heads", {"attention_k_eq_v": True, "num_global_key_value_heads": 3}),
+    ("X433", "is odd", {"global_head_dim": 7}),
+    ("X522", "num_experts", {"enable_moe_block": True, "top_k_experts": 2, "moe_intermediate_size": 8}),
+])  # fmt: skip
+def test_no_key_that_changes_a_gemma4_is_passed_over(folder: Folder, code: str, word: str, changes: dict[str, Any]):
+    folder.config(**{**GEMMA4, **changes})
+    found = errors(folder.plan('"model" { weights = none }'))
+    assert [(each, word in text) for each, text in found] == [(code, True)], found
+
+
+@pytest.mark.parametrize(("changes", "own"), [
+    ({}, (512, 2, False)),
+    ({"global_head_dim": 12, "num_global_key_value_heads": 1}, (12, 2, False)),  # counts only with the next key
+    ({"global_head_dim": 12, "num_global_key_value_heads": 1, "attention_k_eq_v": True}, (12, 1, True)),
+    ({"per_layer_config": {"1": LAYER, "2": LAYER}, "global_head_dim": 16}, (12, 1, False)),
+    ({"per_layer_config": {}}, (8, 2, False)),
+    ({"layer_types": None, "global_head_dim": 12}, (12, 2, False)),
+    ({"layer_types": ["full_attention"] * 3, "per_layer_config": dict.fromkeys("012", LAYER)}, (12, 1, False)),
+    ({"layer_types": ["full_attention", "full_attention", "sliding_attention"], "global_head_dim": 12}, (12, 2, False)),
+    ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8}, (512, 2, False)),
+])  # fmt: skip
+def test_heads_of_a_gemma4_are_those_of_transformers(folder: Folder, changes: dict[str, Any], own: tuple[Any, ...]):
+    from transformers import AutoConfig
+
+    folder.config(**{**GEMMA4, **changes})
+    plan = folder.plan('"model" { weights = none }').plan
+    assert plan is not None
+    arch = plan.architecture
+    assert tuple(arch.own[name] for name in ("full_head_dim", "full_kv_heads", "full_key_values")) == own
+    assert arch.family == ("gemma4_moe" if "enable_moe_block" in changes else "gemma4")
+    assert arch.rope.resolved() == {"scaling": "proportional", "factor": 1.0, "share": 0.25}
+    theirs: Any = AutoConfig.from_pretrained(folder.path / "model")
+    for layer, kind in enumerate(theirs.layer_types):
+        (ours,) = [each for each in arch.kind_of(layer).block.layers() if each.attends]
+        its, heads = theirs.per_layer_config[layer], ours.own(arch)
+        assert (heads.head_dim, heads.kv_heads) == (its.head_dim, its.num_key_value_heads)
+        assert (ours.window is None) == (kind == "full_attention")
+
+
+def test_layouts_divide_the_heads_of_every_layer(folder: Folder):
+    folder.config(**GEMMA4, global_head_dim=12, num_global_key_value_heads=1, attention_k_eq_v=True)
+    ((code, text),) = errors(folder.plan('"model" { weights = none }', "parallel.tp=2"))
+    assert code == "X403" and "kv_heads 1 cannot be split over tp 2" in text
+    plan = folder.plan('"model" { weights = none }', "parallel.cp=2").plan
+    assert plan is not None and plan.mesh.size("ulysses") == 2  # which copy one head, and divide two
+
+
 WHOLE: dict[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {"hidden_size": 16},
     "eos_token_id": [1, 106], "image_token_index": 7, "mm_tokens_per_image": 4, "torch_dtype": "bfloat16",

@@ -6,6 +6,7 @@ python tests/support/published_models.py --write    # write its tables anew
 A number of parameters is that of the publisher's files: `metadata.total_size` of `model.safetensors.index.json` in
 bytes, by 2 bytes a parameter in bf16, or what huggingface.co shows of the headers of the files; of gpt-oss that of its
 files as GGUF, which list the same tensors. A tied head counts once. Of a model with images it is that of its text.
+Numbers that are not trained, such as biases of routers and factors of blocks, count too.
 Layers that predict further tokens, which transformers does not load, do not count.
 """
 
@@ -73,6 +74,26 @@ GEMMA3: Final = {
                       "model_type": "siglip_vision_model", "num_attention_heads": 16, "num_hidden_layers": 27,
                       "patch_size": 14, "vision_use_head": False},
 }  # fmt: skip
+GEMMA4: Final = {
+    "attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": True, "dtype": "bfloat16",
+    "enable_moe_block": False, "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0, "initializer_range": 0.02,
+    "max_position_embeddings": 262144, "model_type": "gemma4_text", "moe_intermediate_size": None, "num_experts": None,
+    "num_kv_shared_layers": 0, "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+    "sliding_window": 1024, "tie_word_embeddings": True, "top_k_experts": None,
+    "use_bidirectional_attention": "vision", "use_cache": True, "use_double_wide_mlp": False, "vocab_size": 262144,
+    "vocab_size_per_layer_input": 262144,
+}  # fmt: skip
+GEMMA4_IMAGES: Final = {
+    "architectures": ["Gemma4ForConditionalGeneration"], "audio_config": None, "audio_token_id": 258881,
+    "boa_token_id": 256000, "boi_token_id": 255999, "dtype": "bfloat16", "eoa_token_index": 258883,
+    "eoi_token_id": 258882, "eos_token_id": [1, 106], "image_token_id": 258880, "initializer_range": 0.02,
+    "model_type": "gemma4", "tie_word_embeddings": True, "video_token_id": 258884,
+    "vision_config": {"hidden_size": 1152, "model_type": "gemma4_vision"}, "vision_soft_tokens_per_image": 280,
+}  # fmt: skip
 DELTA: Final = {
     "attention_bias": False, "attention_dropout": 0.0, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
     "initializer_range": 0.02, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
@@ -116,6 +137,15 @@ def vision(dim: int) -> int:
     patches = (3 * 14**2 + 1) * width + 4096 * width
     block = 4 * (width + 1) * width + (width + 1) * ffn + (ffn + 1) * width + 2 * 2 * width
     return patches + layers * block + 2 * width + width + width * dim
+
+
+def gemma4_vision(dim: int) -> int:
+    """Parameters of Gemma 4 beside its text: 27 blocks 1152 wide for patches of 16 · 16 pixels, 10,240 places in each
+    direction, 72 numbers a head, a shift and a factor of each output, and what projects these to `dim`."""
+    width, ffn, layers = 1152, 4304, 27
+    patches = 3 * 16**2 * width + 2 * 10_240 * width
+    block = 4 * width * width + 3 * width * ffn + 4 * width + 2 * 72
+    return patches + layers * block + 2 * width + width * dim
 
 
 def qwen_vision(dim: int) -> int:
@@ -294,6 +324,16 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
                 "num_key_value_heads": 16, "query_pre_attn_scalar": 168,
                 "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}},
         27_432_406_640 - vision(5376)),
+    "Gemma-4-26B-A4B, text": ({**GEMMA4_IMAGES, "text_config": {**GEMMA4, "enable_moe_block": True,
+                "hidden_size": 2816, "intermediate_size": 2112, "moe_intermediate_size": 704,
+                "num_attention_heads": 16, "num_experts": 128, "num_global_key_value_heads": 2,
+                "num_hidden_layers": 30, "num_key_value_heads": 8, "top_k_experts": 8,
+                "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5}},
+        25_805_936_206 - gemma4_vision(2816)),
+    "Gemma-4-31B, text": ({**GEMMA4_IMAGES, "text_config": {**GEMMA4, "hidden_size": 5376, "intermediate_size": 21504,
+                "num_attention_heads": 32, "num_global_key_value_heads": 4, "num_hidden_layers": 60,
+                "num_key_value_heads": 16, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10}},
+        31_273_088_876 - gemma4_vision(5376)),
     "gpt-oss-20b": ({**OSS, "layer_types": ["sliding_attention", "full_attention"] * 12, "num_hidden_layers": 24,
             "num_local_experts": 32}, 20_914_757_184),
     "gpt-oss-120b": ({**OSS, "layer_types": ["sliding_attention", "full_attention"] * 18, "num_hidden_layers": 36,

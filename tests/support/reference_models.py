@@ -44,6 +44,13 @@ DELTA = {
     "linear_value_head_dim": 6, "layer_types": ["linear_attention", "full_attention"], "max_position_embeddings": 64,
     "initializer_range": 0.1,
 }  # fmt: skip
+GEMMA4 = {
+    **DENSE, **IDS, "num_key_value_heads": 4, "head_dim": 8, "global_head_dim": 12, "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0, "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"],
+    "rope": {"rope_type": "proportional", "partial_rotary_factor": 0.5}, "rope_theta": 500.0,
+}  # fmt: skip
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
 # Family → name → keys of its config: a plain one, and two with what is odd.
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
@@ -242,6 +249,25 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "no window": {**DENSE, **IDS, "head_dim": 8, "query_pre_attn_scalar": 8, "layer_types": ["full_attention"] * 2,
             "final_logit_softcapping": 30.0, "tied": True},
     },
+    "gemma4": {
+        "plain": {**GEMMA4, "tied": True},
+        "odd heads, capped logits": {**GEMMA4, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "head_dim": 10, "global_head_dim": 6, "sliding_window": 16, "attention_k_eq_v": False, "rope":
+                {"rope_type": "proportional", "partial_rotary_factor": 0.7},
+            "final_logit_softcapping": 2.0, "local_theta": 100.0, "num_hidden_layers": 3, "rms_norm_eps": 1e-3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"], "attention_bias": True},
+        "no window": {**GEMMA4, "layer_types": ["full_attention"] * 2, "num_global_key_value_heads": None,
+            "rope": {"rope_type": "default"}, "tied": True},
+    },
+    "gemma4_moe": {
+        "plain": {**GEMMA4, **GEMMA4_EXPERTS, "tied": True},
+        "odd heads": {**GEMMA4, **GEMMA4_EXPERTS, "hidden_size": 36, "num_attention_heads": 3,
+            "num_key_value_heads": 3, "num_global_key_value_heads": 1, "head_dim": 10, "global_head_dim": 14,
+            "num_experts": 5, "top_k_experts": 3,
+            "sliding_window": 2, "layer_types": ["full_attention"] * 2, "final_logit_softcapping": 3.0},
+        "all experts a token, tied": {**GEMMA4, **GEMMA4_EXPERTS, "num_hidden_layers": 3, "layer_types": None,
+            "num_experts": 3, "top_k_experts": 3, "attention_k_eq_v": False, "num_key_value_heads": 2, "tied": True},
+    },
     "gpt_oss": {
         "plain": {**OSS, "head_dim": 8, "sliding_window": 7},
         "odd heads": {**OSS, "num_hidden_layers": 3, "hidden_size": 36, "num_attention_heads": 3,
@@ -256,7 +282,13 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }  # fmt: skip
 # Family → its `model_type`, where that is another name.
-TYPES = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+TYPES = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_moe": "gemma4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 
 
 GLM4_NORMS = {
@@ -273,7 +305,7 @@ def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
     keys = dict(CONFIGS[family][name])
     keys["tie_word_embeddings"] = keys.pop("tied", False)
     rope = {"rope_type": "default", "rope_theta": keys.pop("rope_theta", 10_000.0), **keys.pop("rope", {})}
-    if family in ("gemma3", "olmo3"):  # of layers of each type
+    if family in ("gemma3", "gemma4", "gemma4_moe", "olmo3"):  # of layers of each type
         local = {"rope_type": "default", "rope_theta": keys.pop("local_theta", 10_000.0)}
         rope = {"full_attention": rope, "sliding_attention": local}
     config = AutoConfig.for_model(TYPES.get(family, family), **{"initializer_range": 0.2, **keys}, rope_parameters=rope)
@@ -290,6 +322,8 @@ def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn_like(buffer))
+            elif name.endswith("layer_scalar"):
+                buffer.copy_(0.5 + torch.rand_like(buffer))
     model.save_pretrained(folder, **saving)
     if keys.get("layer_types") is None:  # which then follow from other keys, as in the files of version 4
         file = folder / "config.json"
@@ -381,6 +415,10 @@ def in_our_names(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Ite
             value = value.transpose(1, 2)
         if model.config.model_type == "glm4":
             name = re.sub(r"(?<=\.)\w+_layernorm", lambda norm: GLM4_NORMS.get(norm[0], norm[0]), name)
+        if model.config.model_type == "gemma4_text":
+            name = re.sub(
+                r"(?<=\d\.)(experts\.|router\.|pre_feedforward_layernorm_2\.|layer_scalar).*", _of_gemma4, name
+            )
         if ".linear_attn." in name:
             yield from _of_delta_net(name, value, model.config)
         elif name.endswith(".mlp.gate_up_proj.weight"):
@@ -397,6 +435,17 @@ def in_our_names(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Ite
                 yield name.replace("gate_up_proj", each), part
         else:
             yield name, value
+
+
+def _of_gemma4(name: re.Match[str]) -> str:
+    """Name in xtrain of a tensor of a block."""
+    names = {
+        "layer_scalar": "layer_scalar.factor",
+        "router.proj.weight": "moe.gate.weight",
+        "router.scale": "moe.gate.norm.weight",
+    }
+    names |= {"router.per_expert_scale": "moe.gate.factors", "pre_feedforward_layernorm_2.weight": "moe.norm.weight"}
+    return names.get(name[0], f"moe.{name[0]}")
 
 
 def _of_delta_net(name: str, value: torch.Tensor, config: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -42,8 +42,7 @@ def generator_of(plan: Plan) -> TextGenerator:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3, generator=random)
-        for buffer in model.whole.buffers():
-            buffer.zero_()
+    model.whole.fill_buffers()
     return TextGenerator(model=model, rank=rank)
 
 

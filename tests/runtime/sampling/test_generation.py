@@ -90,6 +90,8 @@ CACHED = {
     "mixtral": "windows",
     "qwen3_moe": "dense between",
     "gemma3": "odd heads, scaled positions",
+    "gemma4": "odd heads, capped logits",
+    "gemma4_moe": "all experts a token, tied",
     "gpt_oss": "odd heads",
     "olmo3": "biased, scaled by yarn",
     "seed_oss": "odd heads, tied",

@@ -213,6 +213,25 @@ def test_the_text_of_a_model_with_images_is_a_model(
     assert (ours - of_whole).abs().max() < 1e-5 * theirs.abs().max()
 
 
+@pytest.mark.parametrize("family", ["gemma4_moe", pytest.param("gemma4", marks=pytest.mark.matrix)])
+def test_the_text_of_a_gemma4_with_images_is_a_model(tmp_path: Path, family: str):
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+
+    text = make(family, "plain", tmp_path / "text")
+    vision: Any = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 4}  # fmt: skip
+    whole = Gemma4ForConditionalGeneration(Gemma4Config(text_config=text.config, vision_config=vision))
+    whole.model.language_model.load_state_dict(text.model.state_dict())
+    whole.save_pretrained(tmp_path / "whole")
+    assert {name.split(".")[1] for name in stored(tmp_path / "whole")} == {
+        "embed_vision", "language_model", "vision_tower"
+    }  # fmt: skip
+    exported(tmp_path / "whole", tmp_path / "out")
+    assert config_of(tmp_path / "out") == config_of(tmp_path / "text")
+    before, after = stored(tmp_path / "text"), stored(tmp_path / "out")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
 # Family of a part → type, class, and starts of the names of its tensors, and a tensor of another part.
 WHOLES = [
     ("mistral", None, "mistral3", "Mistral3ForConditionalGeneration", "language_model.", "multi_modal_projector.a"),
