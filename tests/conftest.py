@@ -52,7 +52,8 @@ WITH_COMMANDS = (
     "tests/runtime/nn/test_further_tokens.py",
 )  # fmt: skip
 WITH_RANKS = ("tests/planner/test_diff_resume.py", "tests/server/engine/test_as_a_run.py")
-# They load transformers, which takes three seconds: one process does, beside that of the ranks.
+# They load transformers, which takes three seconds, and start the process that ranks of an inspection are forked from:
+# one process does, beside that of the ranks.
 TRANSFORMERS = "tests (transformers)"
 WITH_TRANSFORMERS = (
     "tests/components/test_imported_run.py",

@@ -201,7 +201,7 @@ def _on_two_ranks(compare: Callable[[int], list[str]]) -> list[str] | None:
     error on one of them, or cannot be sent to them. Raises UnknownCode if it was not computed."""
     # Of a fork of this process, whose autograd has threads where torch is built for CUDA, no backward returns.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([f"{__package__}.rank_imports"])
     try:  # as bytes: multiprocessing sends a file descriptor for each tensor, and no more than 256
         content = pickle.dumps(compare)
     except (pickle.PicklingError, AttributeError, TypeError):  # functions that a model has made

@@ -414,7 +414,9 @@ def test_plans_omit_settings_of_a_layer_that_older_plans_lack(layer: CodeLayer, 
     assert BlockPiece.from_json(layer.to_json()) == layer
 
 
-@pytest.mark.parametrize(("kind", "mixes"), [("rwkv", True), ("falcon_h1", True), ("olmo3", False)])
+@pytest.mark.parametrize(("kind", "mixes"), [
+    ("falcon_h1", True), ("olmo3", False), pytest.param("rwkv", True, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_planned_flops_are_those_of_its_code(kind: str, mixes: bool, tmp_path: Path):
     """But for attention, which torch does not count on the CPU, and for what it computes of padding."""
     reference = make(kind, tmp_path)
