@@ -50,9 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser((asked,) if asked is not None and asked in VERBS else VERBS)
     parsed = parser.parse_args(arguments)
     if parsed.version:
-        from xtrain.version import __version__
+        from xtrain.version import __version__, commit
 
-        print(f"xtrain {__version__}")
+        print(" · ".join(filter(None, (f"xtrain {__version__}", f"commit {found}" if (found := commit()) else ""))))
         return 0
     if parsed.verb is None:
         parser.print_help(sys.stderr)
