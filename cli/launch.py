@@ -6,7 +6,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from xtrain.cli.verb import Refused, add_sets, counted, ranks, say_own_code
+from xtrain.cli.verb import Refused, add_certificate, add_sets, counted, demand_certificate, ranks, say_own_code
 
 if TYPE_CHECKING:
     from xtrain.dsl.schema.cluster import Launcher
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as the spec's axes need)")
     add_sets(parser)
+    add_certificate(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--dry", action="store_true", help="print what would be submitted, and submit nothing")
     what.add_argument("--cancel", action="store_true", help="cancel the job of a run")
@@ -86,6 +87,7 @@ def _job(arguments: argparse.Namespace) -> "Job":
     from xtrain.runtime.store.run_directory import locate
 
     plan = _plan(arguments, arguments.sets)
+    demand_certificate(plan, arguments.require_certificate)
     launcher = _launcher(plan, arguments.on)
     if launcher.alone and plan.launch["nodes"] > 1:
         raise Refused(2, f"xtrain launch: {launcher.kind} is one machine, but the plan is for {plan.launch['nodes']}")

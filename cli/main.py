@@ -20,7 +20,7 @@ from xtrain.text.printing import harmless, safe_output
 
 GROUPS = {
     "write a spec": ("init", "import", "fetch", "check", "fmt", "lsp", "docs", "explain", "schema", "completion"),
-    "look before you run": ("plan", "diff", "data", "doctor"),
+    "look before you run": ("plan", "diff", "prove", "data", "doctor"),
     "train": ("run", "launch", "sweep", "serve", "find-lr", "replay"),
     "watch": ("runs", "watch", "report", "control", "seen", "fit-law"),
     "use what was trained": ("checkpoint", "generate", "export", "merge"),
@@ -30,7 +30,7 @@ OTHERS = {
     "run": "train start resume fit", "runs": "list ls ps status", "check": "validate lint",
     "control": "stop eval evaluate",
     "generate": "sample chat infer inference", "fetch": "download", "fmt": "format", "launch": "submit", "init": "new",
-    "watch": "dashboard", "plan": "show", "diff": "compare",
+    "watch": "dashboard", "plan": "show", "diff": "compare", "prove": "certify verify",
 }  # fmt: skip
 VERBS: tuple[str, ...] = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 # Verbs that end soon: a plan takes about an eighth less processor time without searches for cyclic garbage. A trace

@@ -9,7 +9,17 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from xtrain.cli.following import Following
-from xtrain.cli.verb import Refused, add_node, add_sets, counted, ranks, report, say_own_code
+from xtrain.cli.verb import (
+    Refused,
+    add_certificate,
+    add_node,
+    add_sets,
+    counted,
+    demand_certificate,
+    ranks,
+    report,
+    say_own_code,
+)
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 
 if TYPE_CHECKING:
@@ -39,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accept-drift", action="store_true", help="run a plan.json although its spec or xtrain has changed"
     )
+    add_certificate(parser)
     parser.add_argument(
         "--ui",
         choices=VIEWS,
@@ -119,6 +130,7 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
         raise _refused(compiled.diagnostics)
     if compiled.plan.serves:
         raise Refused(2, "xtrain run: this is a server spec; start it with `xtrain serve`")
+    demand_certificate(compiled.plan, arguments.require_certificate)
     return _settled(compiled, arguments)
 
 

@@ -135,6 +135,27 @@ def say_own_code(plan: "Plan", path: "str | Path") -> None:
         print(printable(said), file=sys.stderr, flush=True)
 
 
+def add_certificate(parser: argparse.ArgumentParser) -> None:
+    """Add `--require-certificate [FILE]`."""
+    parser.add_argument(
+        "--require-certificate",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="start only a plan with a valid certificate of `xtrain prove` (default: the file that `prove` writes)",
+    )
+
+
+def demand_certificate(plan: "Plan", asked: str | None) -> None:
+    """Check the certificate of a plan if the plan or the command line demands it. asked: its file; empty: the usual
+    one; None: not demanded here. Raises EnvironmentFault (X740)."""
+    if asked is None and plan.launch.get("certificate") != "required":
+        return
+    from xtrain.runtime.store.certificates import check_certificate
+
+    check_certificate(plan, Path(asked) if asked else None)
+
+
 class Refused(Exception):
     """A refused command. code: the exit code. The message is for people; `shown`: it was shown already."""
 

@@ -213,7 +213,8 @@ def _workspace(spec: Spec) -> dict[str, Any]:
 
 def _launch(spec: Spec, layout: Layout) -> dict[str, Any]:
     """Return the launch settings. nodes · ranks_per_node = world_size; threads None: shared evenly;
-    stop_deadline_seconds: after a stop request; launcher: where `xtrain launch` gets the machines, if the spec says."""
+    stop_deadline_seconds: after a stop request; launcher: where `xtrain launch` gets the machines, and certificate:
+    `required`, if the spec says so."""
     launch = spec.launch
     return {
         "world_size": layout.mesh.world_size,
@@ -224,4 +225,5 @@ def _launch(spec: Spec, layout: Layout) -> dict[str, Any]:
         "stop_deadline_seconds": launch.stop_deadline.value,
         "restarts": spec.fault_tolerance.restarts,
         **({} if spec.launcher is None else {"launcher": launcher_args(spec.launcher)}),
+        **({} if launch.certificate == "none" else {"certificate": launch.certificate}),
     }

@@ -132,6 +132,12 @@ class Launch:
         role=Role.EXECUTION,
         example='"STOP"',
     )
+    certificate: Literal["none", "required"] = setting(
+        "required: `run` and `launch` start the plan only with a valid certificate of `xtrain prove`",
+        default="none",
+        role=Role.EXECUTION,
+        added=True,
+    )
 
 
 @frozen

@@ -74,6 +74,22 @@ CALLS = {
 
 
 @frozen
+class IssuedCall:
+    """A collective as a rank issued it. axes: of its group, whose ranks are `ranks`. shapes: of its inputs and outputs.
+    peer: the other rank of a send or a receive."""
+
+    axes: str
+    ranks: tuple[int, ...]
+    op: str
+    node: str
+    shapes: tuple[str, ...]
+    peer: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.op} of {', '.join(self.shapes)} over {self.axes} for {self.node}"
+
+
+@frozen
 class Sums:
     """Calls and bytes, for each axis, op and node."""
 
@@ -96,7 +112,7 @@ class CollectiveRecorder:
     """Counter of a rank's collectives.
 
     node: of the running step node; None outside the step. labels: torch's labels of FSDP's work, innermost last. marks:
-    the sums at the start of each microbatch.
+    the sums at the start of each microbatch. log: every call in order, if it is asked for.
     """
 
     plan: Plan
@@ -104,6 +120,7 @@ class CollectiveRecorder:
     labels: list[str] = field(factory=list)
     sums: Sums = field(factory=Sums)
     marks: list[Sums] = field(factory=list)
+    log: list[IssuedCall] | None = None
     _node_of: dict[str, str] = field(factory=dict)  # by name of a group
     _ranks_of: dict[str, list[int]] = field(factory=dict)  # by name of a group
     _along: dict[tuple[str, bool], str] = field(factory=dict)  # by name of a group, and True for experts: the axes
@@ -146,7 +163,11 @@ class CollectiveRecorder:
         node = self._node(name)
         key = (self._axes(name, node in EXPERTS), call.op, node)
         self.sums.count[key] += 1
-        self.sums.bytes[key] += max(map(_bytes, call.tensors(args, out)))
+        tensors = call.tensors(args, out)
+        self.sums.bytes[key] += max(map(_bytes, tensors))
+        if self.log is not None:
+            peer = ranks[args[2]] if call.op in ("send", "recv") else None
+            self.log.append(IssuedCall(key[0], tuple(ranks), call.op, node, tuple(_shapes(tensors)), peer))
         return node
 
     def mark(self) -> None:
@@ -217,6 +238,14 @@ def _bytes(tensors: Any) -> int:
     if isinstance(tensors, Tensor):
         return tensors.numel() * tensors.element_size()
     return sum(map(_bytes, tensors))
+
+
+def _shapes(tensors: Any) -> Iterator[str]:
+    if isinstance(tensors, Tensor):
+        yield f"{'×'.join(map(str, tensors.shape)) or 'one'} {str(tensors.dtype).removeprefix('torch.')}"
+    else:
+        for each in tensors:
+            yield from _shapes(each)
 
 
 LABEL = torch.ops.profiler._record_function_enter_new.default

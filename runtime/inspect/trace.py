@@ -34,7 +34,13 @@ from xtrain.runtime.feed.collate import CollateChain, encode_outline
 from xtrain.runtime.feed.microbatch import SIDES, Microbatch, Units
 from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.inspect.ledger import Ledger, MemoryOwners
-from xtrain.runtime.inspect.observer import CollectiveRecorder, TraceObserver, joined_pieces, own_pieces
+from xtrain.runtime.inspect.observer import (
+    CollectiveRecorder,
+    IssuedCall,
+    TraceObserver,
+    joined_pieces,
+    own_pieces,
+)
 from xtrain.runtime.inspect.repeats import ENOUGH, NotAlike, Shared, StageRepeats, attach_repeats
 from xtrain.runtime.loop.agreement import Agreement
 from xtrain.runtime.loop.alerts import AlertActions
@@ -366,6 +372,29 @@ def trace_rank(plan: Plan, number: int, shared: Shared | None = None) -> Traced:
             continue
         pp = plan.mesh.coordinates(number)["pp"]
         return Traced(rank=number, pp=pp, memory=memory, traffic=traffic, seconds=time.perf_counter() - begin)
+    raise AssertionError("where nothing is repeated nothing has to be alike")
+
+
+def recorded_calls(plan: Plan, number: int) -> list[IssuedCall]:
+    """Return the collectives that a rank issues in a step, in order; of a microbatch that repeats an earlier one only
+    those between stages.
+
+    Raises PlanMismatch if plan and program differ.
+    """
+    short, _ = shortened(plan)
+    for repeats in (True, False):
+        try:
+            with _quiet_schedules(), fake_world(plan, number) as rank:
+                program = Program(short, rank)
+                program.set_up()
+                program.collectives.log = []
+                program.step(repeats=repeats)
+                return program.collectives.log
+        except NotAlike:
+            continue
+        except RuntimeError as error:  # torch wraps an error of a forward
+            if not isinstance(error.__cause__, NotAlike):
+                raise
     raise AssertionError("where nothing is repeated nothing has to be alike")
 
 

@@ -1,4 +1,4 @@
-"""Runs plans on several ranks of this machine, fast: ranks are forked from a process that has torch loaded.
+"""Runs plans on several ranks of this machine, fast: jobs of forked ranks, with faults and further packages.
 
     with ForkedRanks() as ranks:
         outcome = ranks.run(plan, folder, name="tp2")
@@ -6,91 +6,15 @@
 Does not import torch itself.
 """
 
-import json
-import os
-import subprocess
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from attrs import frozen
-from projects import curve, events, records
-
 from xtrain.plan.plan import Plan
-from xtrain.plan.serialise import to_json
+from xtrain.runtime.inspect.rank_jobs import TIMEOUT, Outcome, RankForks, RanksFailed, saved_tensors
 
-TIMEOUT = 60.0
-
-
-class RanksFailed(Exception):
-    """A rank failed, was killed or hung; the message has what every rank had to say."""
-
-
-@frozen(kw_only=True)
-class Outcome:
-    """A job that went well.
-
-    routing: what each record of metrics says of experts. whole: by rank, every parameter the rank holds a part of, put
-    together, buffers and optimizer state. shapes: of the parts of parameters it holds. bytes: of these parts with their
-    gradients and moments.
-    """
-
-    directory: Path
-    seconds: float
-    curve: list[tuple[int, float, float]]
-    routing: list[dict[str, float | list[float]]]
-    evals: list[dict[str, Any]]
-    whole: list[dict[str, np.ndarray]]
-    shapes: list[dict[str, tuple[int, ...]]]
-    bytes: list[dict[str, int]]
-
-    @classmethod
-    def read(cls, directory: Path, world: int, seconds: float) -> "Outcome":
-        whole = saved_tensors(directory / "held", world)
-        parts = [json.loads((directory / "held" / f"{rank}.json").read_text())["parts"] for rank in range(world)]
-        return cls(
-            directory=directory,
-            seconds=seconds,
-            curve=curve(directory),
-            routing=[{key: r[key] for key in r if key.startswith("moe/")} for r in records(directory, "metrics")],
-            evals=events(directory, "eval"),
-            whole=whole,
-            shapes=[{name: tuple(part["shape"]) for name, part in own.items()} for own in parts],
-            bytes=[{name: part["bytes"] for name, part in own.items()} for own in parts],
-        )
-
-    @property
-    def tensors(self) -> dict[str, np.ndarray]:
-        """The whole state: of every tensor what the first rank that holds it has."""
-        return {name: value for state in reversed(self.whole) for name, value in state.items()}
-
-
-def saved_tensors(folder: Path, world: int) -> list[dict[str, np.ndarray]]:
-    """What ranks have saved into a folder with `forked_rank.save`: of each rank its tensors, put together."""
-    pieces = [dict(np.load(folder / f"{rank}.npz")) for rank in range(world)]
-    places = [json.loads((folder / f"{rank}.json").read_text())["places"] for rank in range(world)]
-    found: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}  # by name and ranks of a copy
-
-    def copy(name: str, ranks: tuple[int, ...]) -> np.ndarray:
-        shape = places[ranks[0]][name]["shape"]
-        whole, covered = np.empty(shape, pieces[ranks[0]][name].dtype), np.zeros(shape, bool)
-        for rank in ranks:
-            piece, start = pieces[rank][name], places[rank][name]["start"]
-            if piece.size:
-                there = tuple(slice(a, a + length) for a, length in zip(start, piece.shape, strict=True))
-                assert not covered[there].any(), f"two ranks have the same piece of {name}"
-                whole[there], covered[there] = piece, True
-        assert covered.all(), f"ranks {ranks} have not all of {name}"
-        return whole
-
-    for own in places:
-        for name, place in own.items():
-            key = (name, tuple(place["ranks"]))
-            if key not in found:
-                found[key] = copy(*key)
-    return [{name: found[name, tuple(place["ranks"])] for name, place in own.items()} for own in places]
+__all__ = ["TIMEOUT", "ForkedRanks", "Mutation", "Outcome", "RanksFailed", "saved_tensors"]
 
 
 class Mutation:
@@ -106,41 +30,11 @@ class Mutation:
 OTHER_PACKAGES = [str(Path(__file__).with_name(name)) for name in ("other_package", "package_with_stacks")]
 
 
-class ForkedRanks:
+class ForkedRanks(RankForks):
     """Has a process that ranks are forked from, for as long as it is open; `OTHER_PACKAGES` are installed there."""
 
-    def __init__(self) -> None:
-        self._forker: subprocess.Popen[str] | None = None
-        self.missed: list[str] = []  # what that process could not do once for all ranks: known after a job
-
-    def __enter__(self) -> "ForkedRanks":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def start(self) -> None:
-        """Load torch in the background; `run` does so too if need be."""
-        if self._forker is None:
-            ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-            clean = {name: value for name, value in os.environ.items() if name not in ours}
-            clean["PYTHONPATH"] = os.pathsep.join((*OTHER_PACKAGES, *filter(None, [clean.get("PYTHONPATH")])))
-            threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-            self._forker = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("rank_forker.py")), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                bufsize=1,
-                env={**clean, **threads, "OMP_WAIT_POLICY": "passive", "GLOO_SOCKET_IFNAME": "lo"},
-            )
-
-    def close(self) -> None:
-        if self._forker is not None:
-            assert self._forker.stdin is not None
-            self._forker.stdin.close()
-            self._forker.wait(timeout=60)
-            self._forker = None
+    def forker(self) -> tuple[list[str], list[str]]:
+        return [sys.executable, str(Path(__file__).with_name("rank_forker.py"))], OTHER_PACKAGES
 
     def run(
         self,
@@ -149,65 +43,16 @@ class ForkedRanks:
         *,
         name: str,
         timeout: float = TIMEOUT,
+        more: Mapping[str, Any] | None = None,
         mutation: Mutation | None = None,
         saves: bool = True,
     ) -> Outcome:
-        """Run `plan` on as many ranks as it asks for, with `folder` as working folder; files go to `folder/jobs/name`.
-
-        saves: whether checkpoints are written, which is a third of what a small job costs.
-        Raises RanksFailed, with all ranks gone, if one of them fails or `timeout` seconds are over.
-        """
-        world = plan.mesh.world_size
-        directory = folder / "jobs" / name
-        directory.mkdir(parents=True, exist_ok=True)  # a job of the same name goes on with its run
-        (directory / "plan.json").write_text(json.dumps(to_json(plan), sort_keys=True))
+        """saves: whether checkpoints are written, which is a third of what a small job costs."""
         job = {
-            "world": world,
-            "folder": str(folder),
-            "directory": str(directory),
-            "timeout": timeout,
+            "entry": "forked_rank:run",
             "saves": saves,
             "mutation": mutation.name if mutation else "",
             "mutation_arguments": mutation.arguments if mutation else {},
+            **(more or {}),
         }
-        begin = time.monotonic()
-        answer = self._ask(job)
-        if any(answer["codes"]):
-            raise RanksFailed(_report(directory, answer, timeout))
-        return Outcome.read(directory, world, time.monotonic() - begin)
-
-    def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        if self._forker is None:
-            self.start()
-            assert self._forker is not None
-        assert self._forker.stdin is not None and self._forker.stdout is not None
-        self._forker.stdin.write(json.dumps(job) + "\n")
-        while line := self._forker.stdout.readline():
-            if line.startswith("{"):
-                answer = json.loads(line)
-                self.missed = answer["missed"]
-                return answer
-        raise RanksFailed(f"the forker has ended with {self._forker.wait()}")
-
-
-def _report(directory: Path, answer: dict[str, Any], timeout: float) -> str:
-    """What is known of a failure: who ended how, each error once with the ranks that had it, and their logs."""
-    how = ", ".join(f"rank {rank}: {_ending(code)}" for rank, code in enumerate(answer["codes"]))
-    parts = [f"not finished within {timeout:g} s ({how})" if answer["timed_out"] else f"failed ({how})"]
-    failures: dict[str, list[int]] = {}
-    if (directory / "events.jsonl").exists():
-        for event in events(directory, "failure"):
-            failures.setdefault(event["traceback"] or event["error"], []).append(event["rank"])
-    failed = {rank for ranks in failures.values() for rank in ranks}
-    for rank, code in enumerate(answer["codes"]):
-        if code and rank not in failed:
-            log = (directory / "logs" / f"{rank}.log").read_text(errors="replace").strip()
-            failures.setdefault(f"(log)\n{log[-6000:]}", []).append(rank)
-    parts += [f"--- rank {', '.join(map(str, sorted(ranks)))}\n{text}" for text, ranks in failures.items()]
-    return "\n".join(parts)
-
-
-def _ending(code: int | None) -> str:
-    if code is None:
-        return "did not die"
-    return f"signal {-code}" if code < 0 else "ok" if code == 0 else f"exit code {code}"
+        return super().run(plan, folder, name=name, timeout=timeout, more=job)

@@ -72,6 +72,100 @@ def skip(op: str) -> None:
 
 
 @mutation
+def skip_on(op: str, rank: int) -> None:
+    """A node of the step does nothing on one rank."""
+    if os.environ.get("RANK") == str(rank):
+        skip(op)
+
+
+@mutation
+def twice(op: str) -> None:
+    """A node of the step acts twice."""
+
+    def change(call: StepCall, given: dict[str, Any]) -> StepCall:
+        def run(step: Step) -> None:
+            call(step)
+            call(step)
+
+        return run
+
+    rebind(op, change)
+
+
+@mutation
+def joined_documents() -> None:
+    """Attention and positions see a row as one document."""
+    from xtrain.runtime.nn.batch import DocumentLayout
+
+    original = DocumentLayout.from_lengths
+
+    def whole_rows(lengths: torch.Tensor, rows: int, sequence: int, device: torch.device) -> DocumentLayout:
+        bounds = torch.arange(0, rows * sequence + 1, sequence, dtype=lengths.dtype)
+        return original(bounds, rows, sequence, device)
+
+    DocumentLayout.from_lengths = staticmethod(whole_rows)  # type: ignore[method-assign]
+
+
+@mutation
+def forgotten_moments() -> None:
+    """A resumed run begins with moments of zero."""
+
+    def change(call: StepCall, given: dict[str, Any]) -> StepCall:
+        begun: list[int] = []
+
+        def run(step: Step) -> None:
+            if not begun and step.index > 0:
+                for state in given["optimizer"].state.values():
+                    for value in state.values():
+                        if isinstance(value, torch.Tensor) and value.dim():
+                            value.zero_()
+            begun.append(step.index)
+            call(step)
+
+        return run
+
+    rebind("step.optimizer", change)
+
+
+@mutation
+def reversed_labels(pp: int) -> None:
+    """One stage of a pipeline takes the microbatches in another order."""
+
+    def change(call: StepCall, given: dict[str, Any]) -> StepCall:
+        def run(step: Step) -> None:
+            call(step)
+            if given["rank"].coordinates["pp"] == pp:
+                step.microbatches.reverse()
+
+        return run
+
+    rebind("step.agree", change)
+
+
+@mutation
+def counted_copies() -> None:
+    """The norm counts what several ranks hold as often as they hold it."""
+    vars(gradients)["copies_of_parameter"] = lambda parameter, ranks: 1
+
+
+@mutation
+def same_rows() -> None:
+    """All data ranks read the rows of the first one."""
+    from xtrain.runtime.base.state import Rank
+
+    original = op_named("setup.loader")
+    assert original is not None
+
+    @wraps(original.function)
+    def factory(**given: Any) -> Any:
+        rank = given["rank"]
+        assert isinstance(rank, Rank)
+        return original.function(**{**given, "rank": evolve(rank, data_rank=0)})
+
+    OPS["setup.loader"] = evolve(original, function=factory)
+
+
+@mutation
 def own_tokens() -> None:
     """Every rank divides by its own valid tokens, sequences or pairs: a mean of means."""
 

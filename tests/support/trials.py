@@ -15,8 +15,9 @@ from forked_ranks import TIMEOUT, ForkedRanks, Mutation, Outcome
 
 from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec
+from xtrain.runtime.inspect.gaps import TOLERANCE, Gaps, gaps
 
-TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
+__all__ = ["TOLERANCE", "Gaps", "gaps"]
 
 # Initial deviations are large and the learning rate high, so that every part of the model counts and moves. A large eps
 # keeps the optimizer smooth: with a tiny one an element whose gradient is all rounding error moves by the whole
@@ -90,34 +91,6 @@ class Trial:
             collate=collate,
             more=self.more,
         )
-
-
-@frozen(kw_only=True)
-class Gaps:
-    """The largest difference from one process: of numbers relative to each, of tensors to the largest element.
-
-    routing: of the balance loss and the experts' loads. tensors: by name, parameters, buffers and moments.
-    """
-
-    loss: float
-    norm: float
-    eval: float
-    routing: float
-    tensors: dict[str, float]
-    seconds: float
-
-    @property
-    def worst_tensor(self) -> float:
-        return max(self.tensors.values())
-
-    @property
-    def worst(self) -> float:
-        return max(self.loss, self.norm, self.eval, self.routing, self.worst_tensor)
-
-    def beyond(self, limit: float) -> dict[str, float]:
-        """What is not below a limit, by name; NaN is not."""
-        each = {"loss": self.loss, "norm": self.norm, "eval": self.eval, "routing": self.routing, **self.tensors}
-        return {name: gap for name, gap in each.items() if not gap < limit}
 
 
 class NoPlan(Exception):
@@ -219,66 +192,6 @@ class Laboratory:
         if (trial, saves) not in self._alone:
             self._alone[trial, saves] = self.run(trial, (), alone=True, saves=saves)
         return self._alone[trial, saves]
-
-
-def gaps(ours: Outcome, theirs: Outcome) -> Gaps:
-    """Compare a layout with one process; every rank's view of a tensor counts."""
-    expected = theirs.tensors
-    assert ours.tensors.keys() == expected.keys(), ours.tensors.keys() ^ expected.keys()
-    distances: dict[str, float] = dict.fromkeys(expected, 0.0)
-    for state in ours.whole:
-        for name, value in state.items():
-            distances[name] = max(distances[name], _distance(value, expected[name]))
-    assert [step for step, *_ in ours.curve] == [step for step, *_ in theirs.curve] != []
-    assert [_counts(e) for e in ours.evals] == [_counts(e) for e in theirs.evals]
-    return Gaps(
-        loss=_relative([c[1] for c in ours.curve], [c[1] for c in theirs.curve]),
-        norm=_relative([c[2] for c in ours.curve], [c[2] for c in theirs.curve]),
-        eval=_relative(*([value for e in one.evals for value in _evaluated(e)] for one in (ours, theirs))),
-        routing=_routing(ours, theirs),
-        tensors=distances,
-        seconds=ours.seconds,
-    )
-
-
-def _counts(evaluation: dict[str, Any]) -> list[int]:
-    """Of tokens, and of their bytes where a cross-entropy is measured."""
-    return [evaluation[name] for name in ("tokens", *(() if _has_rewards(evaluation) else ("bytes",)))]
-
-
-def _evaluated(evaluation: dict[str, Any]) -> list[float]:
-    """What is measured of them."""
-    if _has_rewards(evaluation):
-        return [evaluation["loss"], evaluation["objective"], *evaluation["metrics"].values()]
-    return [evaluation["loss"], evaluation["bits_per_byte"]]
-
-
-def _has_rewards(evaluation: dict[str, Any]) -> bool:
-    """Whether the model gives rewards, which have no bits."""
-    return "bytes" not in evaluation and evaluation.get("objective") == evaluation["loss"]
-
-
-def _relative(ours: list[float], theirs: list[float]) -> float:
-    return max((_worse(abs(a - b) / max(abs(b), 1e-30)) for a, b in zip(ours, theirs, strict=True)), default=0.0)
-
-
-def _routing(ours: Outcome, theirs: Outcome) -> float:
-    pairs = list(zip(ours.routing, theirs.routing, strict=True))
-    assert all(a.keys() == b.keys() for a, b in pairs)
-    return max((_distance(np.array(a[key]), np.array(b[key])) for a, b in pairs for key in b), default=0.0)
-
-
-def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
-    if ours.shape != theirs.shape:
-        return float("inf")
-    if not ours.size:  # a rank may have no rows of a shard
-        return 0.0
-    return _worse(float(np.abs(ours - theirs).max() / max(float(np.abs(theirs).max()), 1e-30)))
-
-
-def _worse(gap: float) -> float:
-    """NaN is farther than anything."""
-    return gap if gap == gap else float("inf")
 
 
 def stray_shapes(plan: Plan, outcome: Outcome) -> list[str]:

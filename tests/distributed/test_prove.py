@@ -1,0 +1,146 @@
+"""`xtrain prove`: layouts that compute what one process computes are certified, and faults in their ranks are found."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from attrs import evolve
+from forked_ranks import ForkedRanks, Mutation, Outcome
+from rank_mutations import rebind
+from topologies import BY_NAME, SCHEDULES, Topology
+from traces import plan_of
+
+from recipes import RECIPES, planned, published_folders
+from xtrain.plan.plan import Plan
+from xtrain.planner.load import plan_from_spec
+from xtrain.records.certificate import Certificate
+from xtrain.runtime.base import ops
+from xtrain.runtime.inspect.collective_order import issued_alike
+from xtrain.runtime.inspect.prove import prove
+from xtrain.runtime.inspect.rank_jobs import TIMEOUT
+
+ROOT = Path(__file__).parents[2]
+# Others need folders that their page makes first, or serve.
+SPECS = sorted(path for path in (ROOT / "specs").glob("*.xtrain") if path.stem != "serve_cpu")
+
+
+class FaultyRanks(ForkedRanks):
+    """Ranks of a laboratory with a fault in every job of several ranks, and in those that resume."""
+
+    def __init__(self, ranks: ForkedRanks, fault: Mutation | None) -> None:
+        super().__init__()
+        self._ranks, self._fault = ranks, fault
+
+    def start(self) -> None:
+        self._ranks.start()
+
+    def run(self, plan: Plan, folder: Path, *, name: str, timeout: float = TIMEOUT, **more: Any) -> Outcome:
+        fault = None if name == "alone" else self._fault
+        return self._ranks.run(plan, folder, name=name, timeout=timeout, mutation=fault)
+
+
+def proved(lab, plan: Plan, fault: Mutation | None = None) -> Certificate:
+    return prove(plan, ranks=FaultyRanks(lab.ranks, fault))
+
+
+def test_a_layout_is_certified(lab, here, tmp_path):
+    plan = plan_of(lab.folder, Topology(pp=2, tp=2, sets=SCHEDULES["zero_bubble"]), "activation.mode=full")
+    certificate = proved(lab, plan)
+    assert not certificate.faults
+    assert [(each.layout, each.ranks, each.resumed) for each in certificate.compared] == [
+        ("tp 2 · pp 2", 4, False), ("fsdp 2", 2, True)
+    ]  # fmt: skip
+    assert all(0 < each.tensor < 1e-12 for each in certificate.compared)
+    assert certificate.issued.calls > 50 and not certificate.issued.reason
+    (tmp_path / "c.json").write_text(certificate.text())
+    read = Certificate.read(tmp_path / "c.json")
+    assert evolve(read, digest="") == certificate
+
+
+FAULTS: Mapping[str, list[tuple[str, Mutation, str]]] = {
+    "default": [("pp 2, tied (dense)", Mutation("twice", op="step.tied_grad_sync"), "")],
+    "slow": [
+        ("fsdp 2 (dense)", Mutation("average"), ""),
+        ("fsdp 2 (dense)", Mutation("own_tokens"), ""),
+        ("fsdp 2 (dense)", Mutation("joined_documents"), ""),
+        ("fsdp 2 (dense)", Mutation("forgotten_moments"), "resumed"),
+        ("fsdp 2 (dense)", Mutation("same_rows"), ""),
+        ("fsdp 2 (dense)", Mutation("skip_on", op="step.clip", rank=1), ""),
+        ("replicate 2 · fsdp 2 (dense)", Mutation("counted_copies"), ""),
+        ("tp 2, no clipping (qwen3)", Mutation("own_summands"), ""),
+        ("tp 2, without sequence (dense)", Mutation("skip_on", op="step.optimizer", rank=1), ""),
+        ("tp 2 (moe)", Mutation("own_statistics"), ""),
+        ("fsdp 2 · ep 2 (moe)", Mutation("divide_experts", by=2), ""),
+        ("fsdp 2 · ep 2, balance bias (moe)", Mutation("skip", op="step.router_bias"), ""),
+        ("pp 2, gpipe (dense)", Mutation("clip_per_stage", stages=2), ""),
+        ("pp 2, gpipe (dense)", Mutation("reversed_labels", pp=1), ""),
+        ("pp 2, interleaved_1f1b (dense)", Mutation("reversed_labels", pp=0), ""),
+        ("pp 2, tied (dense)", Mutation("skip", op="step.tied_grad_sync"), ""),
+        ("fsdp 2 · ring 2, fold none (dense)", Mutation("skip", op="step.context_grad_sync"), ""),
+        ("fsdp 2 · ring 2, fold none (dense)", Mutation("shard_over", axis="ring"), ""),
+        ("ring 2 · ulysses 2, fold ring_only (dense)", Mutation("sync_context_over", axis="ring"), ""),
+        ("ring 2 · ulysses 2, fold none (dense)", Mutation("skip", op="step.context_grad_sync"), ""),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "fault", "where"),
+    [
+        pytest.param(*case, id=f"{case[1]} in {case[0]}", marks=[] if kind == "default" else pytest.mark.slow)
+        for kind, cases in FAULTS.items()
+        for case in cases
+    ],
+)
+def test_a_fault_is_found(lab, here, row, fault, where):
+    certificate = proved(lab, plan_of(lab.folder, BY_NAME[row]), fault)
+    assert certificate.faults and where in certificate.faults[0], certificate.compared
+    assert not certificate.holds
+
+
+def test_a_call_of_some_ranks_alone_is_found(lab, monkeypatch):
+    """That no real rank could show: it would wait for the others."""
+    plan = plan_of(lab.folder, Topology(pp=2, tp=2))
+    assert not issued_alike(plan).problems
+    original = dict(ops.OPS)
+
+    def change(call: Any, given: dict[str, Any]) -> Any:
+        def run(step: Any) -> None:
+            call(step)
+            if dist.get_rank() == 3:
+                dist.all_reduce(step_tensor())
+
+        return run
+
+    def step_tensor() -> Any:
+        import torch
+
+        return torch.zeros(3)
+
+    rebind("step.clip", change)
+    try:
+        problems = issued_alike(plan).problems
+    finally:
+        ops.OPS.clear()
+        ops.OPS.update(original)
+    assert any("rank 3 issues all_reduce of 3 float32" in problem for problem in problems), problems
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_a_shipped_spec_is_certified(lab, path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    plan = plan_from_spec(path.relative_to(ROOT)).plan
+    assert plan is not None
+    assert not proved(lab, plan).faults
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_a_recipe_is_certified(lab, recipe):
+    with published_folders():
+        plan = planned(recipe).plan
+        assert plan is not None
+        assert not proved(lab, plan).faults
