@@ -39,6 +39,7 @@ from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, ParameterSpec
 from xtrain.plan.weight_files import Alternatives, StoredNames
 
+UNIFIED = "gemma4_unified_text"
 _MOE = "enable_moe_block"
 _BY_LAYER = "per_layer_config"  # settings of single layers, as version 5.24 of transformers saves them
 _FACTOR = "layer_scalar.factor"
@@ -49,7 +50,11 @@ def _slides(config: Config, layers: int) -> Slides:
     return [bool((layer + 1) % 6) and layer + 1 < layers for layer in range(layers)]
 
 
-_WINDOW, _FULL_LAYERS = window_keys(_slides, lambda config: config.get("sliding_window", 512))
+def _length(config: Config) -> Any:
+    return config.get("sliding_window", 1024 if config.get("model_type") == UNIFIED else 512)
+
+
+_WINDOW, _FULL_LAYERS = window_keys(_slides, _length)
 
 
 def _last_is_full(key: ConfigKey) -> ConfigKey:
@@ -96,7 +101,7 @@ def _heads(name: str, alone: str, default: Any) -> Any:
 def _key_values(config: Config) -> Any:
     """Return whether values are keys. Embeddings of each layer, which files have unless their width is 0, are not
     computed."""
-    if config.get("hidden_size_per_layer_input", 256):
+    if config.get("hidden_size_per_layer_input", 0 if config.get("model_type") == UNIFIED else 256):
         return WrongKey("hidden_size_per_layer_input", "0")
     return config.get("attention_k_eq_v", False)
 

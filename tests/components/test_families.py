@@ -80,8 +80,17 @@ LIKE_OTHERS += (
     "ministral3",
     "minimax_m2",
     "phi3",
+    "gemma4_unified",
+    "olmoe",
+    "ernie4_5",
+    "exaone4",
+    "dots1",
 )
-ALIKE = ({"qwen3_5_moe", "qwen3_next"}, {"deepseek_v3", "glm4_moe_lite"})  # which differ in their files alone
+ALIKE = (  # which differ in their files alone
+    {"qwen3_5_moe", "qwen3_next"},
+    {"deepseek_v3", "glm4_moe_lite"},
+    {"gemma4", "gemma4_unified"},
+)
 ADDED = ((WITH_EXPERTS[0], "pp 2"),)  # a rank adds up whole gradients of experts, which are most of the model
 
 

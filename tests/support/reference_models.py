@@ -50,6 +50,7 @@ GEMMA4 = {
     "hidden_size_per_layer_input": 0, "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"],
     "rope": {"rope_type": "proportional", "partial_rotary_factor": 0.5}, "rope_theta": 500.0,
 }  # fmt: skip
+GEMMA4_UNIFIED = {name: value for name, value in GEMMA4.items() if name != "hidden_size_per_layer_input"}
 GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
 # Family → name → keys of its config: a plain one, and two with what is odd.
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -259,6 +260,43 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "no window": {**GEMMA4, "layer_types": ["full_attention"] * 2, "num_global_key_value_heads": None,
             "rope": {"rope_type": "default"}, "tied": True},
     },
+    "gemma4_unified": {
+        "plain": {**GEMMA4_UNIFIED, "num_hidden_layers": 3, "layer_types": None, "tied": True},
+        "odd heads": {**GEMMA4_UNIFIED, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 3,
+            "num_global_key_value_heads": 1, "head_dim": 10, "global_head_dim": 14, "sliding_window": 2,
+            "final_logit_softcapping": 3.0, "rms_norm_eps": 1e-3},
+        "no window": {**GEMMA4_UNIFIED, "layer_types": ["full_attention"] * 2, "attention_k_eq_v": False,
+            "rope": {"rope_type": "default"}, "tied": True},
+    },
+    "olmoe": {
+        "plain": {**DENSE, **IDS, "intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2},
+        "odd heads, tied": {**DENSE, **IDS, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "intermediate_size": 20, "num_experts": 5, "num_experts_per_tok": 3, "norm_topk_prob": True, "tied": True},
+        "every head its own, biased": {**DENSE, **IDS, "num_key_value_heads": 4, "intermediate_size": 16,
+            "num_experts": 4, "num_experts_per_tok": 4, "attention_bias": True, "rms_norm_eps": 1e-3},
+    },
+    "ernie4_5": {
+        "plain": {**DENSE, **IDS, "head_dim": 8},
+        "odd heads, tied": {**DENSE, **IDS, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "head_dim": 10, "tied": True},
+        "every bias, scaled": {**DENSE, **IDS, "num_key_value_heads": 4, "head_dim": 12, "use_bias": True,
+            "rms_norm_eps": 1e-3, "max_position_embeddings": 64, "rope": {"rope_type": "linear", "factor": 3.0}},
+    },
+    "exaone4": {
+        "plain": {**DENSE, **IDS, "num_hidden_layers": 4, "sliding_window": 7, "layer_types": None},
+        "odd heads, tied": {**DENSE, **IDS, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "head_dim": 10, "sliding_window": 2, "layer_types": ["full_attention", "sliding_attention"], "tied": True},
+        "no window": {**DENSE, **IDS, "num_key_value_heads": 4, "sliding_window": None, "rms_norm_eps": 1e-3,
+            "layer_types": ["full_attention"] * 2, "rope_theta": 500.0},
+    },
+    "dots1": {
+        "plain": {**GROUPED, **IDS, "norm_topk_prob": True},
+        "odd heads, tied": {**GROUPED, **IDS, "num_hidden_layers": 2, "hidden_size": 36, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "head_dim": 10, "n_routed_experts": 5, "n_group": 1, "topk_group": 1,
+            "n_shared_experts": 2, "num_experts_per_tok": 2, "first_k_dense_replace": 0, "tied": True},
+        "windows, biased": {**GROUPED, **IDS, "sliding_window": 6, "max_window_layers": 1, "attention_bias": True,
+            "layer_types": None, "routed_scaling_factor": 2.5, "rms_norm_eps": 1e-3},
+    },
     "gemma4_moe": {
         "plain": {**GEMMA4, **GEMMA4_EXPERTS, "tied": True},
         "odd heads": {**GEMMA4, **GEMMA4_EXPERTS, "hidden_size": 36, "num_attention_heads": 3,
@@ -286,6 +324,7 @@ TYPES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "gemma4_moe": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
@@ -305,7 +344,7 @@ def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
     keys = dict(CONFIGS[family][name])
     keys["tie_word_embeddings"] = keys.pop("tied", False)
     rope = {"rope_type": "default", "rope_theta": keys.pop("rope_theta", 10_000.0), **keys.pop("rope", {})}
-    if family in ("gemma3", "gemma4", "gemma4_moe", "olmo3"):  # of layers of each type
+    if family in ("gemma3", "gemma4", "gemma4_moe", "gemma4_unified", "olmo3"):  # of layers of each type
         local = {"rope_type": "default", "rope_theta": keys.pop("local_theta", 10_000.0)}
         rope = {"full_attention": rope, "sliding_attention": local}
     config = AutoConfig.for_model(TYPES.get(family, family), **{"initializer_range": 0.2, **keys}, rope_parameters=rope)
@@ -415,7 +454,7 @@ def in_our_names(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Ite
             value = value.transpose(1, 2)
         if model.config.model_type == "glm4":
             name = re.sub(r"(?<=\.)\w+_layernorm", lambda norm: GLM4_NORMS.get(norm[0], norm[0]), name)
-        if model.config.model_type == "gemma4_text":
+        if model.config.model_type.startswith("gemma4"):
             name = re.sub(
                 r"(?<=\d\.)(experts\.|router\.|pre_feedforward_layernorm_2\.|layer_scalar).*", _of_gemma4, name
             )

@@ -308,14 +308,14 @@ SMALL = {
 def test_code_that_cannot_be_used(config: dict[str, Any], word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr("xtrain.runtime.inspect.model_code.traces")  # it is refused before its layers are traced
     (tmp_path / "config.json").write_text(json.dumps(config))
-    ((code, text),) = errors(f'"{tmp_path}" {{ weights = none }}')
+    ((code, text),) = errors(f'"{tmp_path}" {{ weights = none, code = transformers }}')
     assert code == "X529" and word in text
 
 
 def test_an_old_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(model_code, "version", lambda name: "4.57.1")
     (tmp_path / "config.json").write_text('{"model_type": "exaone4"}')
-    ((code, text),) = errors(f'"{tmp_path}" {{ weights = none }}')
+    ((code, text),) = errors(f'"{tmp_path}" {{ weights = none, code = transformers }}')
     assert code == "X529" and "4.57.1 is too old" in text and "pip install" in text
 
 
@@ -337,7 +337,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(model_code, "version", missing)
     (tmp_path / "config.json").write_text('{"model_type": "exaone4"}')
-    ((code, text),) = errors(f'"{tmp_path}" {{ weights = none }}')
+    ((code, text),) = errors(f'"{tmp_path}" {{ weights = none, code = transformers }}')
     assert code == "X529" and "pip install 'xtrain[transformers]'" in text
 
 

@@ -121,7 +121,7 @@ def test_a_model_of_xtrain_is_one_of_transformers(
     experts = ", experts = 3, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
     layers = "" if "layers =" in more else ", layers = 2"
     known = settings_of(FAMILIES[family])
-    width = 16 if "rotary_share" in known else 10
+    width = 16 if "rotary_share" in known else 12 if family == "olmoe" else 10
     heads = f"kv_heads = 1, head_dim = {width}" if "kv_rank" not in known else LATENT
     heads += ", attention_layers = [1]" if "attention_layers" in known else ""
     sizes = f"dim = 36{layers}, heads = 3, {heads}, ffn = 40, norm_eps = 1e-3{experts}"
