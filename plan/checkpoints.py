@@ -30,6 +30,7 @@ FULL: Final = re.compile(r"ckpt-s(\d{12})")
 WEIGHTS: Final = re.compile(r"model-s(\d{12})")
 EPOCH: Final = re.compile(r"epoch-(\d{1,9})")  # not a file: the sidecar of a checkpoint stores the epoch that has ended
 STATE: Final = "state.json"
+BALANCE: Final = "e_score_correction_bias"  # tensor with the load-balancing biases of a router
 FOLDER: Final = "checkpoints"  # folder of a run
 
 # full: a run can resume from it. weights: weights only. later: a run or folder without checkpoints so far.
@@ -235,13 +236,16 @@ def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Ch
     codes = _base(saved, planned) if saved.get("base") else []
     saved = {**planned, **saved}
     found = [*_model(saved, planned), *codes]
-    if bool(saved["buffers"]) != bool(planned["buffers"]):
+    kinds, others = ({name.rpartition(".")[2] for name in each["buffers"]} for each in (saved, planned))
+    if kinds != others:
         before, after = (_spell(each["model"]["router_bias_speed"]) for each in (saved, planned))
-        has, lacks = ("the plan has", "the checkpoint") if planned["buffers"] else ("the checkpoint has", "the plan")
+        has, lacks = ("the checkpoint has", "the plan") if kinds > others else ("the plan has", "the checkpoint")
         path = "model.router.bias_speed"
         if before == after:  # for families that always have them
             path, before, after = "model.family", saved["model"]["family"], planned["model"]["family"]
-        text = f"{before} → {after}: {has} load-balancing biases of routers, and {lacks} has none"
+        names = kinds ^ others
+        what = "load-balancing biases of routers" if names == {BALANCE} else f"`{min(names)}` in blocks"
+        text = f"{before} → {after}: {has} {what}, and {lacks} has none"
         found.append(CheckpointMismatch(path=path, text=text))
     return found
 

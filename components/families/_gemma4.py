@@ -98,14 +98,6 @@ def _heads(name: str, alone: str, default: Any) -> Any:
     return computed
 
 
-def _key_values(config: Config) -> Any:
-    """Return whether values are keys. Embeddings of each layer, which files have unless their width is 0, are not
-    computed."""
-    if config.get("hidden_size_per_layer_input", 0 if config.get("model_type") == UNIFIED else 256):
-        return WrongKey("hidden_size_per_layer_input", "0")
-    return config.get("attention_k_eq_v", False)
-
-
 _SIZES = {"head_dim", "num_key_value_heads"}
 
 
@@ -119,10 +111,6 @@ def _write_key_heads(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     full = settings.get("full_layers", ()) if windowed else range(settings["layers"])
     sizes = {"head_dim": settings["full_head_dim"], "num_key_value_heads": heads}
     return {_BY_LAYER: {str(layer): sizes for layer in full}}
-
-
-def _write_key_values(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"attention_k_eq_v": settings["full_key_values"]}
 
 
 @frozen(kw_only=True)
@@ -176,7 +164,7 @@ CONFIG: Final = ModelConfig(
             computed=_heads("num_key_value_heads", "num_global_key_value_heads", None),
             writes=_write_key_heads,
         ),
-        ConfigKey("full_key_values", "attention_k_eq_v", computed=_key_values, writes=_write_key_values),
+        ConfigKey("full_key_values", "attention_k_eq_v", default=False),
     ),
     rope_theta=1e6,
     rope={FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25}},
@@ -197,15 +185,23 @@ CONFIG: Final = ModelConfig(
 )
 
 
-def config_of(*own: ConfigKey, experts: bool, **constant: Any) -> ModelConfig:
-    """Return the config of a family. own: further keys. experts: there are some. constant: settings that no key
-    determines."""
+def config_of(*own: ConfigKey, experts: bool, inputs: int = 256, **constant: Any) -> ModelConfig:
+    """Return the config of a family. own: further keys. experts: there are some. inputs: width of the embeddings of
+    each layer if no key gives it. constant: settings that no key determines.
+
+    Models with such embeddings, or with shared keys and values, are of no family: transformers' code computes them.
+    """
+
+    def accepts(config: Config) -> bool:
+        others = config.get("hidden_size_per_layer_input", inputs) or config.get("num_kv_shared_layers")
+        return not others and bool(config.get(_MOE)) is experts
+
     return evolve(
         CONFIG,
         keys=(*CONFIG.keys, *own),
         constant={**CONFIG.constant, **constant},
         only={**CONFIG.only, _MOE: Only((experts,))},
-        switch=(_MOE, experts),
+        accepts=accepts,
     )
 
 

@@ -19,7 +19,7 @@ class Gemma4Unified(Gemma4Family):
 
     family: str = named("gemma4_unified")
     config: ClassVar[ModelConfig | None] = evolve(
-        config_of(experts=False),
+        config_of(experts=False, inputs=0),
         model_type=UNIFIED,
         architectures=("Gemma4UnifiedForCausalLM",),
         whole=evolve(WHOLE, model_type="gemma4_unified", architectures=("Gemma4UnifiedForConditionalGeneration",)),

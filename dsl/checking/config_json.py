@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from json.decoder import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from typing import Any, Final
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Remediable, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.model import FAMILIES, ModelFolder
-from xtrain.dsl.schema.model_config import QUANTISATION, USUAL, is_metadata
+from xtrain.dsl.schema.model_config import QUANTISATION, USUAL, ModelConfig, is_metadata
 from xtrain.lazy_attrs import frozen
 
 MOST_DIGITS: Final = 40  # of a whole number: more than any size has
@@ -210,12 +210,13 @@ def family_of(
     entries = _keys(source)
     configs = {name: each.config for name, each in FAMILIES.items() if each.config is not None}
     values = {name: entry.value for name, entry in entries.items()}
-    of = {kind: name for name, config in configs.items() for kind in config.types if config.takes(values)}
+    of = {kind: name for name, config in _accepting(configs, values).items() for kind in config.types}
     entry = entries.get("model_type")
     if chosen and entry is not None and isinstance(entry.value, str):
         return chosen, source, entries
     wholes = {name: config.whole for name, config in configs.items() if config.whole is not None}
-    parts = [name for name, whole in wholes.items() if entry is not None and entry.value == whole.model_type]
+    named = {name: whole for name, whole in wholes.items() if entry is not None and entry.value == whole.model_type}
+    parts = [name for name, whole in named.items() if _accepting({name: configs[name]}, values.get(whole.part))]
     if parts:
         return _part_of(parts, source, entries, diagnostics)
     if entry is not None and isinstance(entry.value, str) and entry.value not in of:
@@ -231,6 +232,12 @@ def family_of(
     assert config is not None
     known = _is_of((*config.architectures, config.classifier), family, source, entries, diagnostics)
     return (family, source, entries) if known else None
+
+
+def _accepting(configs: Mapping[str, ModelConfig], values: Any) -> dict[str, ModelConfig]:
+    """Return the families that accept a config with these values, if these are an object."""
+    given = values if isinstance(values, Mapping) else {}
+    return {name: config for name, config in configs.items() if config.accepts is None or config.accepts(given)}
 
 
 def _part_of(
@@ -254,7 +261,7 @@ def _part_of(
         diagnostics.error("X522", f"{source.path} {what}", place, hint=hint)
         return None
     kind = entry.value.get("model_type")
-    configs = {name: config for name, config in configs.items() if config.takes(entry.value)}
+    configs = _accepting(configs, entry.value)
     of: dict[Any, str] = {each: name for name, config in configs.items() for each in config.types}
     family = of.get(kind) if isinstance(kind, str) else None
     if kind is None:

@@ -337,17 +337,13 @@ class ModelConfig:
     only: Mapping[str, Only] = field(factory=dict)
     harmless: frozenset[str] = frozenset()
     whole: WholeModel | None = None
-    switch: tuple[str, bool] | None = None
+    accepts: Callable[[Config], bool] | None = None
     heads_divide: bool = False
     scores: str | None = ""
     rope_harmless: frozenset[str] = frozenset()
     aliases: tuple[str, ...] = ()
     rope_always: bool = False
     original: int = 0
-
-    def takes(self, config: Config) -> bool:
-        """Return True if a config of one of its model types is of this family."""
-        return self.switch is None or bool(config.get(self.switch[0])) is self.switch[1]
 
     @property
     def types(self) -> tuple[str, ...]:

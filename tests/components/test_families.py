@@ -369,6 +369,13 @@ def test_its_plan_is_read_back_and_says_what_a_checkpoint_is(
         assert bool(mismatches) == (other != name and {other, name} not in ALIKE)
 
 
+def test_a_checkpoint_without_factors_says_so(tmp_path: Path):
+    plain, factors = (checkpoint_contents(plan_of(tmp_path, name)) for name in ("gemma3", "gemma4"))
+    texts = [each.text for each in weight_mismatches(plain, factors)]
+    assert any("the plan has `factor` in blocks, and the checkpoint has none" in text for text in texts)
+    assert not any("biases of routers" in text for text in texts)
+
+
 def test_settings_of_an_installed_family(tmp_path: Path):
     plan = plan_of(tmp_path, "side_by_side", "parallel { tp 2 }")
     assert plan.architecture.own == {"one_norm": True} and plan.architecture.to_json()["one_norm"] is True

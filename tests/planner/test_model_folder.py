@@ -12,7 +12,9 @@ from model_folders import CONFIG, QUERY, Folder, safetensors, shapes
 
 from xtrain.blocks.attention import LatentAttentionLayer
 from xtrain.components.families.deepseek_v3 import DeepseekV3
-from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.checking.config_json import family_of
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
+from xtrain.dsl.schema.model import FAMILIES, ModelFolder
 from xtrain.plan.architecture import buffers, parameters
 from xtrain.plan.canonical import fingerprint
 from xtrain.plan.checkpoints import checkpoint_contents, weight_mismatches
@@ -519,8 +521,6 @@ PROPORTIONAL: dict[str, Any] = {"rope_type": "proportional", "partial_rotary_fac
 
 
 @pytest.mark.parametrize(("code", "word", "changes"), [
-    ("X522", "hidden_size_per_layer_input", {"hidden_size_per_layer_input": None}),
-    ("X522", "num_kv_shared_layers", {"num_kv_shared_layers": 2}),
     ("X522", "use_bidirectional_attention", {"use_bidirectional_attention": "all"}),
     ("X522", "per_layer_config", {"per_layer_config": {"1": LAYER}}),
     ("X522", "per_layer_config", {"per_layer_config": {"0": LAYER, "1": LAYER, "2": LAYER}}),
@@ -564,6 +564,28 @@ def test_heads_of_a_gemma4_are_those_of_transformers(folder: Folder, changes: di
         its, heads = theirs.per_layer_config[layer], ours.own(arch)
         assert (heads.head_dim, heads.kv_heads) == (its.head_dim, its.num_key_value_heads)
         assert (ours.window is None) == (kind == "full_attention")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("changes", [
+    {"hidden_size_per_layer_input": 16}, {"num_kv_shared_layers": 1}, {"hidden_size_per_layer_input": None},
+])  # fmt: skip
+def test_a_gemma4_that_is_not_native_is_computed_by_the_code_of_transformers(
+    folder: Folder, changes: dict[str, Any], whole: bool
+):
+    """Embeddings of each layer, which its class has unless a key says otherwise, and shared keys and values."""
+
+    def family(**given: Any) -> str:
+        text = {name: value for name, value in {**CONFIG, **GEMMA4, **given}.items() if value is not None}
+        config = {"model_type": "gemma4", "architectures": ["Gemma4ForConditionalGeneration"], "text_config": text}
+        (folder.path / "model" / "config.json").write_text(json.dumps(config if whole else text))
+        diagnostics = Diagnostics()
+        found = family_of(ModelFolder("model"), Span(SourceText("spec", "model"), 0, 5), diagnostics)
+        assert found is not None and not diagnostics.has_errors
+        return found[0]
+
+    assert family() == "gemma4" and family(enable_moe_block=True) == "gemma4_moe"
+    assert family(**changes) == "transformers_code"
 
 
 def test_layouts_divide_the_heads_of_every_layer(folder: Folder):
