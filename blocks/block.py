@@ -218,9 +218,9 @@ class Layer(BlockPiece):
         number of positions."""
         return 0
 
-    def spread_heads(self, arch: Architecture) -> int:
-        """Return the number of heads that tp times cp must divide, if these are not the model's; 0: none."""
-        return 0
+    def spread_heads(self, arch: Architecture) -> tuple[int, str] | None:
+        """Return the number of heads that tp times cp must divide, and what they are called; None: the model's."""
+        return None
 
     def own(self, arch: Architecture) -> Architecture:
         """Return the architecture with the key/value heads and the head width of this layer."""

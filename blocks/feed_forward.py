@@ -1,4 +1,4 @@
-"""Feed-forward layers: SwiGLU (Shazeer 2020, arXiv 2002.05202), GEGLU and mixtures of experts.
+"""Feed-forward layers: SwiGLU (Shazeer 2020, arXiv 2002.05202), GEGLU, squared ReLU and mixtures of experts.
 
 Costs assume balanced routing: every expert gets tokens · experts_per_token / experts tokens.
 """
@@ -6,7 +6,7 @@ Costs assume balanced routing: every expert gets tokens · experts_per_token / e
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from attrs import evolve
 
@@ -21,19 +21,24 @@ if TYPE_CHECKING:
     from xtrain.blocks.tracer import Tracer
 
 
+Activation = Literal["silu", "gelu_tanh", "relu2"]
+UNGATED: Final = ("relu2",)  # activations of `up_proj` itself, in layers without `gate_proj`
+
+
 @frozen
 class SwiGLULayer(Layer):
-    """SwiGLU of width `ffn`, which tensor parallelism cuts. bias: on each of its three matrices. activation: of the
-    gate; `gelu_tanh` is the tanh approximation of GELU, which makes the layer a GEGLU."""
+    """SwiGLU of width `ffn`, which tensor parallelism cuts. bias: on each of its matrices. activation: of the gate;
+    `gelu_tanh` is the tanh approximation of GELU, which makes the layer a GEGLU; `relu2` is the square of ReLU (So et
+    al. 2021, arXiv 2109.08668), of a layer without gate."""
 
     reads = ("ffn",)
     adapts = True
 
     bias: bool = later(False)
-    activation: Literal["silu", "gelu_tanh"] = later("silu")
+    activation: Activation = later("silu")
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
-        return swiglu_parameters(self.name, arch.dim, arch.ffn, cut=True, bias=self.bias)
+        return swiglu_parameters(self.name, arch.dim, arch.ffn, cut=True, bias=self.bias, activation=self.activation)
 
     def words(self, arch: Architecture) -> tuple[str, ...]:
         return (f"ffn {arch.ffn}",)
@@ -47,14 +52,17 @@ class SwiGLULayer(Layer):
         return on.row_parallel_sum(summands, f"{self.name}.down_proj")
 
     def _trace(self, on: "Tracer", x: TracedTensor, tokens: int) -> TracedTensor:
-        fused = on.local.fused and self.activation == "silu"
-        return on.row_parallel_summand(_hidden(on, x, self.name, tokens, fused), f"{self.name}.down_proj", tokens)
+        hidden = _hidden(on, x, self.name, tokens, self.activation)
+        return on.row_parallel_summand(hidden, f"{self.name}.down_proj", tokens)
 
 
-def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool, bias: bool = False) -> Iterator[BlockParameter]:
+def swiglu_parameters(
+    name: str, dim: int, ffn: int, *, cut: bool, bias: bool = False, activation: Activation = "silu"
+) -> Iterator[BlockParameter]:
     """Yield the parameters of a SwiGLU. cut: tensor parallelism cuts the width; otherwise each rank holds all of it,
     for its own positions."""
-    for matrix, rows, columns in (("gate_proj", ffn, dim), ("up_proj", ffn, dim), ("down_proj", dim, ffn)):
+    matrices = (("gate_proj", ffn, dim), ("up_proj", ffn, dim), ("down_proj", dim, ffn))
+    for matrix, rows, columns in matrices[activation in UNGATED :]:
         last = matrix == "down_proj"
         yield BlockParameter(
             name=f"{name}.{matrix}.weight",
@@ -77,14 +85,18 @@ def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool, bias: bool = 
             )
 
 
-def trace_swiglu(on: "Tracer", x: TracedTensor, name: str, tokens: int) -> TracedTensor:
+def trace_swiglu(
+    on: "Tracer", x: TracedTensor, name: str, tokens: int, activation: Activation = "silu"
+) -> TracedTensor:
     """Record a SwiGLU that tensor parallelism does not cut."""
-    return on.linear(_hidden(on, x, name, tokens, on.local.fused), f"{name}.down_proj", tokens)
+    return on.linear(_hidden(on, x, name, tokens, activation), f"{name}.down_proj", tokens)
 
 
-def _hidden(on: "Tracer", x: TracedTensor, name: str, tokens: int, fused: bool) -> TracedTensor:
+def _hidden(on: "Tracer", x: TracedTensor, name: str, tokens: int, activation: Activation) -> TracedTensor:
+    if activation in UNGATED:
+        return _squared(on, on.linear(x, f"{name}.up_proj", tokens))
     gate = on.linear(x, f"{name}.gate_proj", tokens)
-    if fused:
+    if on.local.fused and activation == "silu":
         up = on.linear(x, f"{name}.up_proj", tokens)
         return on.ops.op(gate, up, makes=up.size, keeps=(up, gate))  # each for both gradients
     with on.ops.scope():
@@ -92,6 +104,13 @@ def _hidden(on: "Tracer", x: TracedTensor, name: str, tokens: int, fused: bool) 
     up = on.linear(x, f"{name}.up_proj", tokens)
     with on.ops.scope():
         return on.ops.op(active, up, makes=up.size, keeps=(active, up))
+
+
+def _squared(on: "Tracer", x: TracedTensor) -> TracedTensor:
+    """Record the square of ReLU."""
+    with on.ops.scope():
+        positive = on.ops.op(x, makes=x.size, keeps_output=True)
+        return on.ops.op(positive, makes=x.size, keeps=(positive,), scratch=(0, x.size))
 
 
 EP = "setup.parallel.ep"
@@ -111,8 +130,9 @@ class ExpertsLayer(Layer):
     most `limit` and values to ± `limit`; the result is (value + 1) · gate · sigmoid(alpha · gate), as in gpt-oss (arXiv
     2508.10925); None: activation(gate) · value.
 
-    activation: of gates, as in `SwiGLULayer`. input_norm: routed experts take an RMSNorm of the layer's input.
-    router_norm: the router takes RMSNorm(x) / √dim. factors: the weight of each expert has a learned factor.
+    activation: of gates, as in `SwiGLULayer`; experts of `relu2` have no gate. input_norm: routed experts take an
+    RMSNorm of the layer's input. router_norm: the router takes RMSNorm(x) / √dim. factors: the weight of each expert
+    has a learned factor. shared_ffn: width of the shared experts together; 0: as wide as so many routed experts.
 
     Raises ValueError unless limit and alpha are above 0.
     """
@@ -129,10 +149,11 @@ class ExpertsLayer(Layer):
     matrix_bias: bool = later(False)
     limit: float | None = later(None)
     alpha: float = later(1.702)
-    activation: Literal["silu", "gelu_tanh"] = later("silu")
+    activation: Activation = later("silu")
     input_norm: bool = later(False)
     router_norm: bool = later(False)
     factors: bool = later(False)
+    shared_ffn: int = later(0)
 
     def __attrs_post_init__(self) -> None:
         if (problem := not_above_zero(self, "limit", "alpha")) is not None:
@@ -151,6 +172,15 @@ class ExpertsLayer(Layer):
         if arch.experts_per_token > allowed:
             return f"`{self.name}` sends a token to {arch.experts_per_token} experts, of {allowed} in its groups"
         return None
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """Names of the matrices whose products give the hidden values of an expert."""
+        return ("up_proj",) if self.activation in UNGATED else ("gate_proj", "up_proj")
+
+    def shared_width(self, arch: Architecture) -> int:
+        """Return the width of the shared experts together."""
+        return self.shared_ffn or arch.shared_experts * arch.expert_ffn
 
     def has_bias(self, arch: Architecture) -> bool:
         """Return True if experts are chosen by score + bias."""
@@ -172,11 +202,8 @@ class ExpertsLayer(Layer):
             yield BlockParameter(name=name, shape=(arch.experts,), decays=False, initial="ones", partial="always")
         if self.router_norm:
             yield norm_weight(f"{self.name}.gate.norm", arch.dim, "always")
-        matrices = {
-            "gate_proj": (arch.dim, arch.expert_ffn),
-            "up_proj": (arch.dim, arch.expert_ffn),
-            "down_proj": (arch.expert_ffn, arch.dim),
-        }
+        matrices = dict.fromkeys(self.inner, (arch.dim, arch.expert_ffn))
+        matrices["down_proj"] = (arch.expert_ffn, arch.dim)
         for matrix, (rows, columns) in matrices.items():
             # Stacked [E, K, N]: the output is the last dim, so that a grouped product reads the matrices in place.
             yield BlockParameter(
@@ -197,8 +224,8 @@ class ExpertsLayer(Layer):
         if self.input_norm:
             yield norm_weight(f"{self.name}.norm", arch.dim, "always")
         if arch.shared_experts:
-            ffn = arch.shared_experts * arch.expert_ffn
-            yield from swiglu_parameters(f"{self.name}.shared_experts", arch.dim, ffn, cut=False)
+            name, ffn = f"{self.name}.shared_experts", self.shared_width(arch)
+            yield from swiglu_parameters(name, arch.dim, ffn, cut=False, activation=self.activation)
         if self.gated_ffn:
             yield from swiglu_parameters(f"{self.name}.shared_expert", arch.dim, self.gated_ffn, cut=False)
             name = f"{self.name}.shared_expert_gate.weight"
@@ -221,9 +248,10 @@ class ExpertsLayer(Layer):
         if self.factors:
             weights = _times_factors(on, weights, f"{gate}.factors")
         module, ffn = f"{self.name}.experts", on.resolved.architecture.expert_ffn
-        widths = {"gate_proj": ffn, "up_proj": ffn, "down_proj": on.local.dim}
+        widths = {**dict.fromkeys(self.inner, ffn), "down_proj": on.local.dim}
         routed = on.norm(x, f"{self.name}.norm", on.local.routed) if self.input_norm else x
-        experts = partial(trace_experts, on, module, widths, ffn, self.matrix_bias, _swiglu_of(self.limit))
+        hidden = _squared_product if self.activation in UNGATED else _swiglu_of(self.limit)
+        experts = partial(trace_experts, on, module, widths, ffn, self.matrix_bias, hidden)
         shared: list[TracedTensor] = []
         if not on.resolved.shared_meanwhile:
             out = weigh(on, to_experts(on, routed, module, experts), weights)
@@ -242,7 +270,8 @@ class ExpertsLayer(Layer):
         """Return the outputs of the experts that every token is sent to."""
         found = []
         if on.resolved.architecture.shared_experts:
-            found.append(trace_swiglu(on, x, f"{self.name}.shared_experts", on.local.routed))
+            name = f"{self.name}.shared_experts"
+            found.append(trace_swiglu(on, x, name, on.local.routed, self.activation))
         if self.gated_ffn:
             more = trace_swiglu(on, x, f"{self.name}.shared_expert", on.local.routed)
             score = on.linear(x, f"{self.name}.shared_expert_gate", on.local.routed)
@@ -430,6 +459,11 @@ def trace_experts(
         with ops.scope():
             found.append(product(hidden, last, share))
     return found[0] if local.grouped else ops.op(*found, makes=rows.size, fresh=False)
+
+
+def _squared_product(on: "Tracer", inner: int, products: Sequence[Callable[[], TracedTensor]]) -> TracedTensor:
+    (product,) = products
+    return _squared(on, product())
 
 
 def _swiglu_of(limit: float | None) -> Gate:

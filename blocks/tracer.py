@@ -223,17 +223,24 @@ class Tracer:
         )
 
     def norm(
-        self, x: TracedTensor, name: str, rows: int, *, cut: bool = False, width: int | None = None
+        self,
+        x: TracedTensor,
+        name: str,
+        rows: int,
+        *,
+        cut: bool = False,
+        parts: int = 1,
+        width: int | None = None,
     ) -> TracedTensor:
         """Record RMSNorm of `rows` rows: it keeps its input and, for each row, the reciprocal root mean square. cut:
-        tensor parallelism cuts rows, whose squares are then summed over ranks. width: of the rows of a norm without a
-        weight."""
+        tensor parallelism cuts rows, whose squares are then summed over ranks. parts: of a row, each normalized by
+        itself. width: of the rows of a norm without a weight."""
         local, weights = self.local, () if width is not None else (f"{name}.weight",)
         numbers = rows * (prod(self.shapes[weights[0]]) if weights else width or 0)
         size, exact = numbers * local.width, numbers * local.exact
         casts = local.exact != local.width
         sums = (CollectiveCall("tp", "all_reduce", TP, rows * local.exact),) if cut and self.axes.tensor else ()
-        if local.fused and not sums:
+        if local.fused and not sums and parts == 1:
             arranged = size if x.of is not None else 0  # parts of rows are copied first
             scratch = (arranged, arranged)
         else:
@@ -242,7 +249,7 @@ class Tracer:
             x,
             makes=size,
             keeps=(x,),
-            extra=(rows * local.exact,),
+            extra=(rows * parts * local.exact,),
             calls=sums,
             back_calls=sums,
             weights=self.bytes_of(*weights),

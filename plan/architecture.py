@@ -266,7 +266,7 @@ class BlockLayer(Protocol):
     def own(self, arch: Architecture) -> Architecture: ...
     def shares_experts(self, arch: Architecture) -> bool: ...
     def position_flops(self, arch: Architecture) -> int: ...
-    def spread_heads(self, arch: Architecture) -> int: ...
+    def spread_heads(self, arch: Architecture) -> tuple[int, str] | None: ...
     def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int: ...
 
 
@@ -342,7 +342,7 @@ class ParameterSpec:
         return product
 
 
-Initial = Literal["normal", "residual", "ones", "zeros", "log_uniform"]
+Initial = Literal["normal", "residual", "ones", "zeros", "log_uniform", "softplus"]
 Partial = Literal["never", "by_position", "always"]
 
 
@@ -351,14 +351,14 @@ class BlockParameter:
     """Parameter of a block.
 
     name: inside the block. initial: its first values; `residual`: normal, scaled down, for matrices whose output is
-    added to the residual stream; `log_uniform`: logarithms of numbers from 0.01 to 16. cut: by output features (column)
-    or by input features (row) under tensor parallelism; None: every rank holds all of it. partial: when a rank has only
-    a summand of the gradient of an uncut parameter: never, by position (tensor parallelism cuts the sequence, so the
-    rank used it on its own positions), or always. router: its products choose experts. adapter: for an adapter's
-    parameter, the matrix that it is added to; the adapter sets its first values. heads: number of attention heads that
-    have a matrix of it each, side by side along the cut features. task, begun, multiplied: as in `ParameterSpec`.
-    linear: a matrix of it belongs to a module whose product can have an adapter and codes. turned: a stack of experts
-    is stored as [E, outputs, inputs].
+    added to the residual stream; `log_uniform`: logarithms of numbers from 0.01 to 16; `softplus`: numbers whose
+    softplus is from 0.001 to 0.1. cut: by output features (column) or by input features (row) under tensor parallelism;
+    None: every rank holds all of it. partial: when a rank has only a summand of the gradient of an uncut parameter:
+    never, by position (tensor parallelism cuts the sequence, so the rank used it on its own positions), or always.
+    router: its products choose experts. adapter: for an adapter's parameter, the matrix that it is added to; the
+    adapter sets its first values. heads: number of attention heads that have a matrix of it each, side by side along
+    the cut features. task, begun, multiplied: as in `ParameterSpec`. linear: a matrix of it belongs to a module whose
+    product can have an adapter and codes. turned: a stack of experts is stored as [E, outputs, inputs].
     """
 
     name: str

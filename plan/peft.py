@@ -134,7 +134,7 @@ def read_peft(folder: str, arch: Architecture, own: frozenset[str]) -> PeftFolde
     full = tuple(
         each.name
         for each in parameters(arch)
-        if each.name not in modules and PREFIX + names.of(each)[0][0].name in files.tensors
+        if each.name not in modules and PREFIX + names.in_modules(each)[0].name in files.tensors
     )
     digest = blake2b(content + files.digest.encode(), digest_size=16).hexdigest()
     if arch.tie_embeddings and EMBEDDING_WEIGHT in full and not config.get("ensure_weight_tying"):
@@ -175,7 +175,7 @@ def _tied_head(arch: Architecture, trained: Sequence[ParameterSpec]) -> StoredPa
     embedding = next((each for each in trained if each.name == EMBEDDING_WEIGHT and not each.adapter), None)
     if not arch.tie_embeddings or embedding is None:
         return None
-    (part,) = _names(arch.base).of(evolve(embedding, name=f"{HEAD}.weight"))[0]
+    (part,) = _names(arch.base).in_modules(evolve(embedding, name=f"{HEAD}.weight"))
     return _prefixed(part, part.name)
 
 
@@ -200,7 +200,7 @@ def _alike(files: WeightFiles, one: str, other: str) -> bool:
 def peft_parts(arch: Architecture, names: StoredNames, parameter: ParameterSpec) -> tuple[StoredPart, ...]:
     """Return the stored parts of a trained parameter, of an adapter or of the model itself."""
     if not parameter.adapter:
-        return tuple(_prefixed(part, part.name) for part in names.of(parameter)[0])
+        return tuple(_prefixed(part, part.name) for part in names.in_modules(parameter))
     matrix = _specs(arch)[parameter.adapter]
     return tuple(_factor_parts(names, matrix, parameter))
 
@@ -210,7 +210,7 @@ def _factor_parts(names: StoredNames, matrix: ParameterSpec, factor: ParameterSp
     ending = factor.name.removeprefix(owner)[1:]  # `lora_A.weight` for a module, `lora_A` for a stack of experts
     turned = matrix.expert and not is_expert_magnitude(factor)
     ending += ".weight" if turned else ""
-    for part in names.of(matrix)[0]:
+    for part in names.in_modules(matrix):
         module = part.name.removesuffix(".weight")
         shape = factor.shape[:0:-1] if matrix.expert else factor.shape
         yield StoredPart(f"{PREFIX}{module}.{ending}", shape, expert=part.expert, transposed=turned)
@@ -254,7 +254,7 @@ def _specs(arch: Architecture) -> dict[str, ParameterSpec]:
 
 def _modules(names: StoredNames, matrix: ParameterSpec) -> tuple[str, ...]:
     """Return the module names of a matrix in the files."""
-    return tuple(part.name.removesuffix(".weight") for part in names.of(matrix)[0])
+    return tuple(part.name.removesuffix(".weight") for part in names.in_modules(matrix))
 
 
 def _config(folder: str, own: frozenset[str]) -> tuple[dict[str, Any], dict[str, int], bytes]:
@@ -362,7 +362,7 @@ def peft_config(
         if (name := name_of(layer, matrix.name)) in own
     ]
     adapted = {module for _, _, modules in matrices for module in modules}
-    full = {names.of(each)[0][0].name.rpartition(".")[0]: None for each in trained if not each.adapter}
+    full = {names.in_modules(each)[0].name.rpartition(".")[0]: None for each in trained if not each.adapter}
     tied = arch.tie_embeddings and any(each.name == EMBEDDING_WEIGHT and not each.adapter for each in trained)
     return {
         "base_model_name_or_path": base,
@@ -409,7 +409,7 @@ def unread_by_peft(arch: Architecture, trained: Sequence[ParameterSpec]) -> Iter
 def _target_modules(arch: Architecture, names: StoredNames, adapted: Set[str]) -> list[str]:
     """Return the last parts of names if they match nothing else; otherwise whole names."""
     matrices = [each for each in parameters(arch.base) if len(each.shape) > 1]
-    every = {part.name.removesuffix(".weight") for each in matrices for part in names.of(each)[0]}
+    every = {part.name.removesuffix(".weight") for each in matrices for part in names.in_modules(each)}
     last = {name.rpartition(".")[2] for name in adapted}
     if all(name in adapted for name in every if name.rpartition(".")[2] in last):
         return sorted(last)

@@ -340,9 +340,9 @@ class StoredNames:
     start of its names in those files → in files of its own. beside: starts of the names of other parts. buffers: ends
     of names of stored tensors that are not parameters. further_tokens: name of a matrix in the layers after the last
     one that predict further tokens, as in DeepSeek-V3, stored with copies of the embedding and of the head; layers past
-    the model's last one are ignored. Empty: files have no such layers. others: tensors of other parts of a model,
-    which are not read and which an export copies. peft_gathers: PEFT with transformers 5 reads adapters of experts that
-    are stored one by one.
+    the model's last one are ignored. Empty: files have no such layers. others: tensors of other parts of a model, which
+    are not read and which an export copies. gated: experts have gates, stacked with `up_proj`. peft_gathers: PEFT with
+    transformers 5 reads adapters of experts that are stored one by one.
     """
 
     modules: Mapping[str, str] = field(factory=dict)
@@ -354,6 +354,7 @@ class StoredNames:
     buffers: tuple[str, ...] = ()
     further_tokens: str = ""
     others: frozenset[str] = frozenset()
+    gated: bool = True
     peft_gathers: bool = True
 
     def of(self, parameter: ParameterSpec) -> Alternatives:
@@ -365,6 +366,10 @@ class StoredNames:
         plain = f"model.{of_module(parameter.name)}"
         names = dict.fromkeys((self._renamed(plain), plain))
         return tuple((StoredPart(name, parameter.shape),) for name in names)
+
+    def in_modules(self, parameter: ParameterSpec) -> tuple[StoredPart, ...]:
+        """Return the parts of a parameter by the names of modules of transformers, which PEFT uses."""
+        return self.of(parameter)[0]
 
     def is_ignored(self, name: str, arch: Architecture, stored: Container[str]) -> bool:
         """Return True if a stored tensor is not part of the model. stored: the names of all tensors."""
@@ -414,7 +419,7 @@ class StoredNames:
     def _experts(self, parameter: ParameterSpec, form: ExpertsForm) -> tuple[StoredPart, ...]:
         if form == "one_by_one":
             return tuple(self._one_by_one(parameter))
-        part = _fused(parameter, interleaved=form != "stacked")
+        part = _fused(parameter, interleaved=form != "stacked", gated=self.gated)
         if form == "mxfp4" and len(part.shape) == 3:
             experts, rows, columns = part.shape
             return (evolve(part, name=f"{part.name}_blocks", shape=(experts, columns, rows), transposed=True),)
@@ -428,13 +433,13 @@ class StoredNames:
             yield StoredPart(name, (columns, rows), expert=expert, transposed=True)
 
 
-def _fused(parameter: ParameterSpec, *, interleaved: bool) -> StoredPart:
+def _fused(parameter: ParameterSpec, *, interleaved: bool, gated: bool) -> StoredPart:
     """Return the part of a stacked tensor that holds a parameter of experts: matrices [E, in, out], or biases [E,
     out]."""
     module, _, name = f"model.{parameter.name}".rpartition(".")
     *others, width = parameter.shape
     first, step = 0, 1
-    if (matrix := name.removesuffix("_bias")) in GATE_UP:
+    if gated and (matrix := name.removesuffix("_bias")) in GATE_UP:
         name = name.replace(matrix, "gate_up_proj")
         first = GATE_UP.index(matrix) * (1 if interleaved else width)
         step = 2 if interleaved else 1

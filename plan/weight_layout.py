@@ -22,8 +22,6 @@ from xtrain.plan.weight_files import (
     stored_names,
 )
 
-EMBEDDING_STORED = f"model.{EMBEDDING_WEIGHT}"
-
 
 def has_rewards(arch: Architecture, files: WeightFiles) -> bool:
     """Return True if the folder has a reward head."""
@@ -48,7 +46,9 @@ class Assignment:
 def stored_rows(arch: Architecture, files: WeightFiles) -> int:
     """Return how many rows of a model's embedding a folder has; all of them if it has no embedding."""
     names = stored_names(arch)
-    stored = files.tensors.get(names.own_names(files.tensors).get(EMBEDDING_STORED, ""))
+    embedding = ParameterSpec(name=EMBEDDING_WEIGHT, shape=(arch.vocab, arch.dim), decays=False)
+    ((part,), *_) = names.of(embedding)
+    stored = files.tensors.get(names.own_names(files.tensors).get(part.name, ""))
     return min(arch.vocab, stored.shape[0]) if stored is not None and stored.shape else arch.vocab
 
 

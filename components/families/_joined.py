@@ -25,7 +25,9 @@ class JoinedNames(StoredNames):
             start, found, name = parameter.name.partition(f".{module}.")
             stored = next((tensor for tensor, rows in tensors.items() if name in dict(rows)), "") if found else ""
             if stored:
-                parts = self._parts(f"model.{start}{found}", stored, tensors[stored], name, parameter.shape)
+                parts = self._parts(
+                    self._renamed(f"model.{start}{found}"), stored, tensors[stored], name, parameter.shape
+                )
                 return (tuple(parts),)
         return super().of(parameter)
 

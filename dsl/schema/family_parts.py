@@ -75,16 +75,9 @@ AUXILIARY: Final = frozenset(("aux_loss_alpha", "seq_aux", "output_router_logits
 
 
 @frozen
-class GroupedExpertTransformer(ExpertTransformer):
-    """Settings of every family with shared experts and experts in groups, chosen with biases; the first blocks may have
-    a SwiGLU instead."""
+class GroupedExperts(ExpertTransformer):
+    """Settings of every family with shared experts and experts in groups, chosen with biases."""
 
-    first_dense: int = setting(
-        "number of first blocks with a SwiGLU of width ffn instead of experts",
-        default=0,
-        check=at_least(0),
-        resuming="shape",
-    )
     shared_experts: int = setting(
         "number of shared experts, which process every token; computed as one SwiGLU", default=1, check=at_least(1)
     )
@@ -102,15 +95,8 @@ class GroupedExpertTransformer(ExpertTransformer):
     )
     router: Router = setting("how tokens choose experts", default=Router(score="sigmoid"))
 
-    @property
-    def has_dense(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.first_dense > 0
-
     def unfit(self) -> tuple[str, str, str] | None:
         each, rest = divmod(self.experts, self.expert_groups)
-        if self.first_dense >= self.layers:
-            message = f"all {self.layers} blocks have a SwiGLU, and none has experts"
-            return "first_dense", message, "use experts in at least one block, or a family without experts"
         if rest or each < 2:
             message = f"experts {self.experts} cannot be divided into {self.expert_groups} groups of two or more"
             return "expert_groups", message, "use a number of groups that divides the experts"
@@ -122,4 +108,26 @@ class GroupedExpertTransformer(ExpertTransformer):
                 f"{self.groups_per_token} groups have {self.groups_per_token * each} experts, and a token is sent "
             )
             return "groups_per_token", f"{message}to {self.experts_per_token}", "increase groups_per_token"
+        return super().unfit()
+
+
+@frozen
+class GroupedExpertTransformer(GroupedExperts):
+    """Settings of families with such experts whose first blocks may have a SwiGLU instead."""
+
+    first_dense: int = setting(
+        "number of first blocks with a SwiGLU of width ffn instead of experts",
+        default=0,
+        check=at_least(0),
+        resuming="shape",
+    )
+
+    @property
+    def has_dense(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.first_dense > 0
+
+    def unfit(self) -> tuple[str, str, str] | None:
+        if self.first_dense >= self.layers:
+            message = f"all {self.layers} blocks have a SwiGLU, and none has experts"
+            return "first_dense", message, "use experts in at least one block, or a family without experts"
         return super().unfit()

@@ -1,5 +1,6 @@
 """Nodes that spread a model over ranks: tp, cp, ep, FSDP, prefetch and pipeline, and the nodes of a live teacher."""
 
+from itertools import chain
 from typing import Any, Final
 
 from xtrain.contracts.stacks import stack_of
@@ -67,7 +68,8 @@ def _context_parallel(graph: Builder, resolved: Resolved, last: str) -> str:
     if resolved.context == 1:
         return last
     ring, ulysses, arch = resolved.size("ring"), resolved.size("ulysses"), resolved.architecture
-    args = {"ring": ring, "ulysses": ulysses, "matches": resolved.pipeline.blocks()}
+    attends = (kind.layers for kind in arch.kinds if any(layer.attends for layer in kind.block.layers()))
+    args = {"ring": ring, "ulysses": ulysses, "matches": resolved.matches(chain.from_iterable(attends))}
     heads = arch.heads // resolved.size("tp")
     parts = []
     if ulysses > 1:

@@ -81,17 +81,20 @@ def _check_spread_heads(architecture: Architecture, layout: Layout, found: Findi
     own."""
     tp = layout.size("tp")
     cp = 1 if "cp" in layout.unsettled else layout.size("ring") * layout.size("ulysses")
-    counts = {layer.spread_heads(architecture) for kind in architecture.kinds for layer in kind.block.layers()} - {0}
+    layers = (layer for kind in architecture.kinds for layer in kind.block.layers())
+    counts = {layer.spread_heads(architecture) for layer in layers} - {None}
     if tp * cp == 1 or not counts:
         return
-    (count,) = counts
+    (found_heads,) = counts
+    assert found_heads is not None
+    count, heads = found_heads
     path, shown = ("parallel.tp.size", f"tp {tp}") if count % tp else ("parallel.cp.size", f"tp {tp} · cp {cp}")
     if count % (tp * cp):
-        message = f"the {count} key heads of delta nets cannot be split over {shown}"
-        hint = f"use tp and cp whose product divides {count}, or a number of key heads divisible by {tp * cp}"
+        message = f"the {count} {heads} cannot be split over {shown}"
+        hint = f"use tp and cp whose product divides {count}, or a number of {heads} divisible by {tp * cp}"
         found.fail("mesh.spread_heads", "X402", path, message, hint)
         return
-    found.passed("mesh.spread_heads", f"{count} key heads of delta nets / {tp * cp} = {count // (tp * cp)}")
+    found.passed("mesh.spread_heads", f"{count} {heads} / {tp * cp} = {count // (tp * cp)}")
 
 
 def _smaller_tp(architecture: Architecture, tp: int) -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xtrain.blocks.delta_net import CHUNK
+from xtrain.runtime.nn.chunks import Decays, documents_in_chunks, flat, from_end, in_chunks, matmul
 
 
 class Inputs(NamedTuple):
@@ -29,10 +29,8 @@ class Inputs(NamedTuple):
 class _Chunks(NamedTuple):
     """Inputs in chunks, and what follows from them without a state.
 
-    decay: exp of the log decay from a position j to a later one i, 0 between documents. pairs: its product with q · k;
-    solved: strictly lower triangle of I + b · (k · k) · decay. u, w: solutions for b · v and for the decayed keys.
-    before: decay from the state before the chunk, 0 in documents that begin in it. after: decay to the state after the
-    chunk, 0 in documents that end in it. kept: decay of the state over the whole chunk.
+    decay, before, after, kept: see `Decays`. pairs: product of decay with q · k; solved: strictly lower triangle of I +
+    b · (k · k) · decay. u, w: solutions for b · v and for the decayed keys.
     """
 
     q_RNCK: Tensor
@@ -64,33 +62,33 @@ def delta_rule_gradients(x: Inputs, document_RT: Tensor, grad_RTV: Tensor) -> In
     chunks, positions = _chunked(x, document_RT), x.v_RTV.shape[1]
     q, k, v, b, decay, pairs, system, u, w, before, after, kept = chunks
     states_RNKV = torch.stack(_outputs(chunks, outputs=False)[1][:-1], dim=1)
-    new_RNCV = torch.baddbmm(_flat(u), _flat(w), _flat(states_RNKV), alpha=-1).view_as(u)
-    grad_out = _in_chunks(grad_RTV)
+    new_RNCV = torch.baddbmm(flat(u), flat(w), flat(states_RNKV), alpha=-1).view_as(u)
+    grad_out = in_chunks(grad_RTV)
     q_before, k_after = q * before[..., None], k * after[..., None]
 
     # The scan, in reverse: gradients of states, and of what is added to them.
     grad_state = torch.zeros_like(states_RNKV[:, 0])
-    grad_added, grad_states = _matmul(pairs.mT, grad_out), torch.empty_like(states_RNKV)
+    grad_added, grad_states = matmul(pairs.mT, grad_out), torch.empty_like(states_RNKV)
     for n in reversed(range(q.shape[1])):
         grad_states[:, n] = grad_state
         grad_added[:, n] = torch.baddbmm(grad_added[:, n], k_after[:, n], grad_state)
         carried = torch.baddbmm(grad_state * kept[:, n, None, None], q_before[:, n].mT, grad_out[:, n])
         grad_state = torch.baddbmm(carried, w[:, n].mT, grad_added[:, n], alpha=-1)
 
-    grad_q_before = _matmul(grad_out, states_RNKV.mT)
-    grad_k_after = _matmul(new_RNCV, grad_states.mT)
-    grad_pairs = _matmul(grad_out, new_RNCV.mT)
+    grad_q_before = matmul(grad_out, states_RNKV.mT)
+    grad_k_after = matmul(new_RNCV, grad_states.mT)
+    grad_pairs = matmul(grad_out, new_RNCV.mT)
     grad_kept = (grad_states * states_RNKV).sum((-2, -1))
-    grad_w = -_matmul(grad_added, states_RNKV.mT)
+    grad_w = -matmul(grad_added, states_RNKV.mT)
 
     # The triangular system: (I + A) x = y has the gradients (I + A)ᵀ⁻¹ dx of y, and - dy xᵀ of A.
     both = torch.cat((grad_added, grad_w), dim=-1)
     solved = torch.linalg.solve_triangular(system.mT, both, upper=True, unitriangular=True)
     grad_bv, grad_bk = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
-    grad_system = -_matmul(solved, torch.cat((u, w), dim=-1).mT).tril(-1)
+    grad_system = -matmul(solved, torch.cat((u, w), dim=-1).mT).tril(-1)
 
     # Each product of decays with keys, in the keys and in the logarithms.
-    products = _matmul(k, k.mT)
+    products = matmul(k, k.mT)
     grad_logs = grad_pairs * pairs + grad_system * system.tril(-1)
     grad_pairs, grad_scaled = grad_pairs * decay, grad_system * decay
     grad_b = (grad_scaled * products).sum(-1) + (grad_bv * v).sum(-1)
@@ -98,12 +96,12 @@ def delta_rule_gradients(x: Inputs, document_RT: Tensor, grad_RTV: Tensor) -> In
     decayed = k * before[..., None]
     grad_b = grad_b + (grad_bk * decayed).sum(-1)
     grad_decayed = grad_bk * b[..., None]
-    grad_q = _matmul(grad_pairs, k) + grad_q_before * before[..., None]
-    grad_k = _matmul(grad_pairs.mT, q) + _matmul(grad_products + grad_products.mT, k)
+    grad_q = matmul(grad_pairs, k) + grad_q_before * before[..., None]
+    grad_k = matmul(grad_pairs.mT, q) + matmul(grad_products + grad_products.mT, k)
     grad_k = grad_k + grad_decayed * before[..., None] + grad_k_after * after[..., None]
     # A position's log decay is in each decay from a position before it to itself or a later one.
-    grad_g = _from_end(grad_logs, -2).tril_(-1).sum(-1)
-    grad_g = grad_g + _from_end((grad_q_before * q_before).sum(-1) + (grad_decayed * decayed).sum(-1), -1)
+    grad_g = from_end(grad_logs, -2).tril_(-1).sum(-1)
+    grad_g = grad_g + from_end((grad_q_before * q_before).sum(-1) + (grad_decayed * decayed).sum(-1), -1)
     of_after = (grad_k_after * k_after).sum(-1)
     grad_g = grad_g + of_after.cumsum(-1) - of_after + (grad_kept * kept)[..., None]
 
@@ -123,23 +121,13 @@ def delta_step(x: Inputs, state_RKV: Tensor) -> Tensor:
 
 
 def _chunked(x: Inputs, document_RT: Tensor) -> _Chunks:
-    q, k, v = (_in_chunks(each) for each in (x.q_RTK, x.k_RTK, x.v_RTV))
-    g, b = (_in_chunks(each[..., None])[..., 0] for each in (x.g_RT, x.b_RT))
-    short = q.shape[1] * CHUNK - document_RT.shape[1]
-    document = torch.cat((document_RT, document_RT[:, -1:].expand(-1, short)), dim=1).unflatten(1, (-1, CHUNK))
-    first = torch.full_like(document[:, :1, 0], -1)  # nothing is before a row
-    last = torch.cat((first, document[:, :-1, -1]), dim=1)  # of the chunk before
-    logs = g.cumsum(-1)
-    together = (document[..., :, None] == document[..., None, :]).tril()
-    decay = (logs[..., :, None] - logs[..., None, :]).masked_fill_(~together, float("-inf")).exp_()
-    before = logs.exp() * (document == last[..., None])
-    after = (logs[..., -1:] - logs).exp() * (document == document[..., -1:])
-    kept = logs[..., -1].exp() * (document[..., -1] == last)
-    system = _matmul(k, k.mT) * decay * b[..., None]
+    q, k, v, g, b = map(in_chunks, x)
+    decay, before, after, kept = Decays.of(g, documents_in_chunks(document_RT))
+    system = matmul(k, k.mT) * decay * b[..., None]
     right = torch.cat((v, k * before[..., None]), dim=-1) * b[..., None]
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     u, w = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
-    return _Chunks(q, k, v, b, decay, _matmul(q, k.mT) * decay, system, u, w, before, after, kept)
+    return _Chunks(q, k, v, b, decay, matmul(q, k.mT) * decay, system, u, w, before, after, kept)
 
 
 def _outputs(chunks: _Chunks, *, outputs: bool = True) -> tuple[Tensor, list[Tensor]]:
@@ -156,22 +144,3 @@ def _outputs(chunks: _Chunks, *, outputs: bool = True) -> tuple[Tensor, list[Ten
             out_RNCV[:, n] = torch.baddbmm(within, q_before[:, n], state)
         states.append(torch.baddbmm(state * chunks.kept_RN[:, n, None, None], k_after[:, n].mT, new_RCV))
     return out_RNCV, states
-
-
-def _from_end(x: Tensor, dim: int) -> Tensor:
-    """Return sums of all from each index on."""
-    return x.flip(dim).cumsum(dim).flip(dim)
-
-
-def _in_chunks(x_RTA: Tensor) -> Tensor:
-    """Return [R, N, C, A], filled up with zeros, which change no state."""
-    short = -x_RTA.shape[1] % CHUNK
-    return (torch.nn.functional.pad(x_RTA, (0, 0, 0, short)) if short else x_RTA).unflatten(1, (-1, CHUNK))
-
-
-def _flat(x_RNAB: Tensor) -> Tensor:
-    return x_RNAB.flatten(0, 1)
-
-
-def _matmul(left: Tensor, right: Tensor) -> Tensor:
-    return torch.bmm(_flat(left), _flat(right)).unflatten(0, left.shape[:2])

@@ -224,7 +224,7 @@ def rms_norm(
     *,
     fused: bool = False,
 ) -> Tensor:
-    """Compute x / rms(x) · weight · scale. weight: None: 1.
+    """Compute x / rms(x) · weight · scale, with a weight [D] for rows, or [P, D] for P parts of each row; None: 1.
 
     group: its ranks have equal pieces of every row, and of the weight. plus_one: multiply by 1 + weight, added in at
     least fp32, as scale is multiplied. fused: use one-pass kernels, on a CPU and without a group.
@@ -242,9 +242,9 @@ def _factor(weight_D: Tensor, plus_one: bool, scale: float) -> Tensor:
     return factor_D if scale == 1 else factor_D * scale
 
 
-def _has_kernel(x: Tensor) -> bool:
+def _has_kernel(x: Tensor, weight_D: Tensor) -> bool:
     """Return True if torch has a fused kernel for the norm of x."""
-    return x.is_cuda
+    return x.is_cuda and weight_D.dim() == 1
 
 
 def _normed(x: Tensor, exact_D: Tensor, eps: float, group: ProcessGroup | None, fused: bool) -> tuple[Tensor, Tensor]:
@@ -256,7 +256,7 @@ def _normed(x: Tensor, exact_D: Tensor, eps: float, group: ProcessGroup | None, 
         out = (exact * inverse).mul_(exact_D)
     elif fused:
         out, inverse = fused_norm(exact, exact_D, eps)
-    elif _has_kernel(x):
+    elif _has_kernel(x, exact_D):
         out, inverse = ATEN._fused_rms_norm(exact, exact_D.shape, exact_D, eps)
     else:
         inverse = exact.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
@@ -288,7 +288,7 @@ class _RMSNorm(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:2]
         if ctx.fused:
             grads = fused_norm_gradients(grad, exact, inverse, exact_D, wanted)
-        elif _has_kernel(x) and ctx.group is None:
+        elif _has_kernel(x, weight_D) and ctx.group is None:
             grads = ATEN._fused_rms_norm_backward(grad, exact, weight_D.shape, inverse, exact_D, wanted)
         else:
             grads = _backward(grad, exact, inverse, exact_D, wanted, ctx.group)
@@ -312,13 +312,13 @@ def _backward(
     product = grad * normed
     grad_x = grad_D = None
     if wanted[0]:
-        share, width = product @ weight_D, x.shape[-1]
+        share, width = product @ weight_D if weight_D.dim() == 1 else (product * weight_D).sum(-1), x.shape[-1]
         if group is not None:
             share, width = all_reduce(share, group), width * group.size()
         share = share.div_(width)[..., None]
         grad_x = (grad * weight_D).addcmul_(normed, share, value=-1).mul_(inverse)
     if wanted[1]:
-        grad_D = product.flatten(0, -2).sum(0)
+        grad_D = product.flatten(0, -1 - weight_D.dim()).sum(0)
     return grad_x, grad_D
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import _StopRecomputationError
 
+from xtrain.blocks.feed_forward import UNGATED
 from xtrain.blocks.user_layer import UserFunction, UserLayer
 from xtrain.dsl.schema.adapters import DROPOUT_CHUNK
 from xtrain.plan.architecture import RotaryAngles
@@ -158,6 +159,7 @@ class EmbeddingNoise:
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "silu": F.silu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 
@@ -218,7 +220,8 @@ class Linear(nn.Linear):
 
 class RMSNorm(Fusible):
     """RMSNorm with a weight. `partial` as in `local`. by_head: over heads, of which a tensor-parallel rank has its own.
-    axes: given if tensor parallelism cuts the rows. plus_one: multiply by 1 + weight. scale: factor of the output."""
+    axes: given if tensor parallelism cuts the rows. plus_one: multiply by 1 + weight. scale: factor of the output.
+    part: width of the parts of a row that are normalized by themselves; None: whole rows."""
 
     partial = False
 
@@ -231,9 +234,10 @@ class RMSNorm(Fusible):
         axes: Axes | None = None,
         plus_one: bool = False,
         scale: float = 1.0,
+        part: int | None = None,
     ) -> None:
         super().__init__()
-        self.by_head, self.axes, self.plus_one, self.scale = by_head, axes, plus_one, scale
+        self.by_head, self.axes, self.plus_one, self.scale, self.part = by_head, axes, plus_one, scale, part
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
 
@@ -241,6 +245,9 @@ class RMSNorm(Fusible):
         tensor = None if self.axes is None else self.axes.tensor
         group = None if tensor is None else tensor.group
         weight_D = local(self.weight, partial=self.partial)
+        if self.part is not None:
+            x, weight_PD = x.unflatten(-1, (-1, self.part)), weight_D.view(-1, self.part)
+            return rms_norm(x, weight_PD, self.eps, group, self.plus_one, self.scale).flatten(-2)
         return rms_norm(x, weight_D, self.eps, group, self.plus_one, self.scale, fused=self.fused)
 
     def turned(self, x_BSHA: Tensor, rotate: "Rotation") -> Tensor:
@@ -275,14 +282,15 @@ class Embedding(nn.Embedding):
 
 
 class SwiGLU(TiledModule, Fusible):
-    """down(activation(gate(x)) · up(x)) (Shazeer 2020). With `axes`, tensor parallelism cuts its width."""
+    """down(activation(gate(x)) · up(x)) (Shazeer 2020), or without a gate down(activation(up(x))). With `axes`, tensor
+    parallelism cuts its width."""
 
     def __init__(
         self, dim: int, ffn: int, axes: Axes | None = None, *, bias: bool = False, activation: str = "silu"
     ) -> None:
         super().__init__()
         self.axes, self.activation = axes, ACTIVATIONS[activation]
-        self.gate_proj = Linear(dim, ffn, bias=bias)
+        self.gate_proj = None if activation in UNGATED else Linear(dim, ffn, bias=bias)
         self.up_proj = Linear(dim, ffn, bias=bias)
         self.down_proj = Linear(ffn, dim, bias=bias)
 
@@ -291,7 +299,9 @@ class SwiGLU(TiledModule, Fusible):
         return self.down_proj.row_parallel_sum(self.in_pieces(column_parallel_input(x_BSD, tensor)), tensor)
 
     def of_piece(self, x_BSD: Tensor) -> Tensor:
-        if self.fused and self.activation is F.silu:
+        if self.gate_proj is None:
+            hidden_BSF = self.activation(self.up_proj(x_BSD))
+        elif self.fused and self.activation is F.silu:
             hidden_BSF = silu_times(self.gate_proj(x_BSD), self.up_proj(x_BSD))
         else:
             hidden_BSF = self.activation(self.gate_proj(x_BSD)) * self.up_proj(x_BSD)
@@ -376,11 +386,13 @@ def first_row(extent: int, tensor: TensorAxis | None) -> int:
 
 
 class WeightHolder(nn.Module):
-    """A parameter under a name of its own, so that tensor parallelism can cut it separately."""
+    """A parameter under a name of its own, so that tensor parallelism can cut it separately. bias: there is also one
+    for each row."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], *, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
 
 
 class ExactBuffers(nn.Module):

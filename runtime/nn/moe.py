@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from xtrain.blocks.feed_forward import ExpertsLayer
+from xtrain.blocks.feed_forward import UNGATED, ExpertsLayer
 from xtrain.plan.architecture import Architecture
 from xtrain.runtime.base.collectives import join, own_piece, split
 from xtrain.runtime.base.device import capability, device_type, numbers
@@ -153,22 +153,23 @@ class Experts(ExpertStacks):
 
 
 class SwiGLUExperts(Experts):
-    """SwiGLUs of an `ExpertsLayer`: gate and up [E, D, F], down [E, F, D], and a bias of each or none."""
+    """SwiGLUs of an `ExpertsLayer`: gate and up [E, D, F], down [E, F, D], and a bias of each or none; without gates
+    the activation is of the product with up."""
 
     def __init__(self, arch: Architecture, layer: ExpertsLayer) -> None:
         super().__init__()
         self.begin()
         self.limit, self.alpha = layer.limit, layer.alpha
-        self.gated = gated_by(self.limit, self.alpha, layer.activation)  # `setup.compile` compiles it
-        self.gate_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
-        self.up_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
-        self.down_proj = nn.Parameter(torch.empty(arch.experts, arch.expert_ffn, arch.dim))
-
-        def bias(width: int) -> nn.Parameter | None:
-            return nn.Parameter(torch.empty(arch.experts, width)) if layer.matrix_bias else None
-
-        self.gate_proj_bias, self.up_proj_bias = bias(arch.expert_ffn), bias(arch.expert_ffn)
-        self.down_proj_bias = bias(arch.dim)
+        # `setup.compile` compiles it.
+        ungated = layer.activation in UNGATED
+        self.gated = ACTIVATIONS[layer.activation] if ungated else gated_by(self.limit, self.alpha, layer.activation)
+        self.matrices = (*layer.inner, "down_proj")
+        widths = {**dict.fromkeys(layer.inner, (arch.dim, arch.expert_ffn)), "down_proj": (arch.expert_ffn, arch.dim)}
+        for name, shape in widths.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(arch.experts, *shape)))
+        for name, (_, width) in widths.items():
+            bias = nn.Parameter(torch.empty(arch.experts, width)) if layer.matrix_bias else None
+            self.register_parameter(f"{name}_bias", bias)
 
     def forward(self, rows_ND: Tensor, counts_E: Tensor, keys_N: Tensor | None = None) -> Tensor:
         return self.of_rows(rows_ND, counts_E, keys_N)
@@ -391,7 +392,8 @@ class MoE(HasKeys):
         self.gate = ExpertRouter(arch, axes, rows, layer)
         self.experts = SwiGLUExperts(arch, layer)
         self.norm = RMSNorm(arch.dim, arch.norm_eps) if layer.input_norm else None
-        self.shared_experts = SwiGLU(arch.dim, arch.shared_experts * arch.expert_ffn) if arch.shared_experts else None
+        shared, how = layer.shared_width(arch), layer.activation
+        self.shared_experts = SwiGLU(arch.dim, shared, activation=how) if arch.shared_experts else None
         gated = layer.gated_ffn
         self.shared_expert = SwiGLU(arch.dim, gated) if gated else None
         self.shared_expert_gate = Linear(arch.dim, 1) if gated else None

@@ -354,4 +354,7 @@ def initial_values(
         return torch.full(shape, float(kind == "ones"), device=device)
     if kind == "log_uniform":
         return torch.empty(shape, device=device).uniform_(0.01, 16, generator=generator_of(name, seed, device)).log_()
+    if kind == "softplus":  # evenly by their logarithms, as in Mamba (arXiv 2312.00752, section 3.6)
+        steps = torch.empty(shape, device=device).uniform_(-3, -1, generator=generator_of(name, seed, device))
+        return (10**steps).expm1().log()
     return torch.empty(shape, device=device).normal_(0.0, std, generator=generator_of(name, seed, device))

@@ -46,6 +46,7 @@ MIXED = {
     "first_dense": {"first_dense": 1, "expert_ffn": 32},
     "attention_layers": {"attention_layers": "[1]"},
     "full_head_dim": {"full_head_dim": 24, "full_kv_heads": 2, "full_key_values": "true"},
+    "pattern": {"pattern": '"M*"', "experts": 0},
 }
 # The same of one kind of layers, in which more is different from those of other families.
 ODD = {
@@ -208,7 +209,9 @@ def test_norms_change_only_the_size_of_rows_at_first(name: str, tmp_path: Path):
     for module, norm in norms.items():
         norm.weight.data.copy_(initial_values(module, norm.weight.shape, kinds[f"{module}.weight"], 1.0, 0, CPU))
         rows = torch.arange(1.0, 1 + 3 * len(norm.weight)).view(3, -1)
-        assert torch.allclose(norm(rows) / norm.scale, F.rms_norm(rows, norm.weight.shape, eps=arch.norm_eps))
+        parts = rows.unflatten(-1, (-1, norm.part or len(norm.weight)))
+        wanted = F.rms_norm(parts, parts.shape[-1:], eps=arch.norm_eps).flatten(-2)
+        assert torch.allclose(norm(rows) / norm.scale, wanted)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -336,6 +339,7 @@ def test_layers_that_differ_cost_what_their_plan_says(
     """Blocks in an order in which no neighbours are alike, and a stage that has more of one kind."""
     monkeypatch.chdir(tmp_path)
     more = {"dense_layers": "[3]", "layers": 6} if "expert_every" in mixed(name) else {"layers": 4}
+    more |= {"pattern": '"ME-M"', "experts": 8} if "pattern" in mixed(name) else {}
     settings = {**mixed(name), **more}
     text = LAYOUTS_OF_KINDS[layout]
     plan = plan_of(tmp_path, name, text if name in WITH_EXPERTS else text.replace(", ep 2", ""), **settings)

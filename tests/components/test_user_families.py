@@ -151,6 +151,14 @@ WRONG = [
         )
     ),
     *(
+        (body(f'return Residual.of(x.Mamba2Layer(name="b", head_dim=8, state_dim=8, {sizes}))'), "X223", why, "", sizes)
+        for sizes, why in (
+            ("groups=0, heads=2, kernel=4", "`groups` is 0, and must be above 0"),
+            ("groups=2, heads=3, kernel=4", "which `groups` 2 does not divide"),
+            ("groups=1, heads=2, kernel=4, least_step=-1", "`least_step` -1 is below 0 or above `most_step`"),
+        )
+    ),
+    *(
         (body(f'return Residual.of(x.LatentAttentionLayer(name="b", q_rank=None, scale=0.3, {sizes}))'),
             "X223", message, "", sizes)
         for sizes, message in (

@@ -52,6 +52,11 @@ GEMMA4 = {
 }  # fmt: skip
 GEMMA4_UNIFIED = {name: value for name, value in GEMMA4.items() if name != "hidden_size_per_layer_input"}
 GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
+MAMBA = {
+    **DENSE, **IDS, "head_dim": 8, "ssm_state_size": 8, "mamba_num_heads": 4, "mamba_head_dim": 6, "n_groups": 2,
+    "n_routed_experts": 4, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 20,
+    "num_experts_per_tok": 2, "initializer_range": 0.1,
+}  # fmt: skip
 # Family → name → keys of its config: a plain one, and two with what is odd.
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
@@ -154,6 +159,18 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "linear_value_head_dim": 4, "num_experts": 5, "tied": True},
         "attention alone": {**DELTA, **GATED, "attention_bias": True, "layer_types": ["full_attention"] * 2,
             "shared_expert_intermediate_size": 12},
+    },
+    "nemotron_h": {
+        "plain": {**MAMBA, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
+        "odd heads": {**MAMBA, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10,
+            "mamba_num_heads": 9, "n_groups": 3, "mamba_head_dim": 5, "ssm_state_size": 7, "conv_kernel": 3,
+            "n_routed_experts": 6, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 3, "norm_topk_prob": False,
+            "routed_scaling_factor": 2.5, "use_conv_bias": False, "use_bias": True, "layer_norm_epsilon": 1e-4,
+            "layers_block_type": ["moe", "linear_attention", "linear_attention", "full_attention", "moe"]},
+        "no experts": {**MAMBA, "n_groups": 1, "mamba_num_heads": 3, "layer_norm_epsilon": 1e-3,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"]},
+        "bounded steps": {**MAMBA, "time_step_min": 0.2, "mamba_num_heads": 8, "n_groups": 4, "conv_kernel": 2,
+            "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention"]},
     },
     "smollm3": {
         "plain": {**DENSE, **IDS, "num_hidden_layers": 4},
@@ -319,6 +336,8 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "rope": {}},
     },
 }  # fmt: skip
+# Steps of its states have a bound, which transformers forgets where it continues a text.
+UNBOUNDED = ("nemotron_h", "bounded steps")
 # Family → its `model_type`, where that is another name.
 TYPES = {
     "gemma3": "gemma3_text",
@@ -364,7 +383,9 @@ def make(family: str, name: str, folder: Path, **saving: Any) -> Any:
             elif name.endswith("layer_scalar"):
                 buffer.copy_(0.5 + torch.rand_like(buffer))
     model.save_pretrained(folder, **saving)
-    if keys.get("layer_types") is None:  # which then follow from other keys, as in the files of version 4
+    if (
+        keys.get("layer_types") is None and family != "nemotron_h"
+    ):  # which then follow from other keys, as in the files of version 4
         file = folder / "config.json"
         saved = {key: value for key, value in json.loads(file.read_text()).items() if key != "layer_types"}
         file.write_text(json.dumps(saved))
@@ -413,7 +434,7 @@ class Whole(TorchFunctionMode):
         if args and isinstance(args[0], torch.Tensor) and (self.every or args[0].dtype == torch.float64):
             if func is torch.Tensor.float:
                 return args[0].double()
-            if func is torch.Tensor.to:
+            if func in (torch.Tensor.to, torch.Tensor.type):
                 args = tuple(torch.float64 if each is torch.float32 else each for each in args)
                 kwargs = {name: torch.float64 if each is torch.float32 else each for name, each in kwargs.items()}
         return func(*args, **kwargs)
@@ -450,6 +471,9 @@ def in_our_names(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Ite
             .replace(".mlp.router.", ".mlp.gate.")
             .replace(".mlp.e_score", ".mlp.gate.e_score")
         )
+        if model.config.model_type == "nemotron_h":
+            yield from _of_nemotron(name, value, model.config)
+            continue
         if ".experts." in name and name.rpartition(".")[2] in ("gate_up_proj", "down_proj") and not interleaved:
             value = value.transpose(1, 2)
         if model.config.model_type == "glm4":
@@ -505,3 +529,24 @@ def _of_delta_net(name: str, value: torch.Tensor, config: Any) -> Iterator[tuple
     kind = "conv" if tensor.startswith("conv") else "proj"
     for each_name, part in zip(names, parts, strict=True):
         yield f"{start}linear_attn.{each_name}_{kind}.weight", part
+
+
+def _of_nemotron(name: str, value: torch.Tensor, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor of a Nemotron-H, whose blocks have one layer each, and a mixer's matrices apart."""
+    name = {"embeddings.weight": "embed_tokens.weight", "norm_f.weight": "norm.weight"}.get(name, name)
+    if ".mixer." not in name:
+        yield re.sub(r"^(layers\.\d+)\.norm\.", r"\1.input_layernorm.", name), value
+        return
+    start, _, inside = name.partition(".mixer.")
+    kind = config.layers_block_type[int(start.split(".")[1])]
+    module = {"linear_attention": "mamba", "full_attention": "self_attn"}.get(kind, "mlp")
+    tensor, _, ending = inside.rpartition(".")
+    inner, vectors = config.mamba_num_heads * config.mamba_head_dim, config.n_groups * config.ssm_state_size
+    sizes = {"x": inner, "b": vectors, "c": vectors}
+    if tensor == "in_proj":
+        sizes = {"z": inner, **sizes, "dt": config.mamba_num_heads}
+    elif tensor != "conv1d":
+        yield f"{start}.{module}.{inside}", value.transpose(1, 2) if value.dim() == 3 else value
+        return
+    for each, part in zip(sizes, value.split(list(sizes.values())), strict=True):
+        yield f"{start}.{module}.{each}_{'conv' if tensor == 'conv1d' else 'proj'}.{ending}", part

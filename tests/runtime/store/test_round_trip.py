@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference_models import CONFIGS, coded, make
+from reference_models import CONFIGS, UNBOUNDED, coded, make
 from safetensors.torch import load_file, save_file
 from small_runs import drawn, make_run, plan_of, read, save
 
@@ -90,13 +90,16 @@ def test_an_import_is_exported_as_it_was(tmp_path: Path, family: str, name: str,
         inputs = tokenizer(["line 7 abc"], return_tensors="pt")
         words: Any = model.generate(**inputs, max_new_tokens=32, do_sample=False)
     messages.disable_propagation()
-    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
+    said = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert [each for each in said if "is falling back to its reference PyTorch" not in each] == []
     assert not any(info.values())
     ours, its = model.state_dict(), reference.state_dict()
     assert ours.keys() == its.keys() and all(torch.equal(ours[key], its[key]) for key in its)
     with torch.no_grad():  # products round by where in memory their operands lie
         gap = (model(**inputs).logits - reference(**inputs).logits).abs().max()
         assert gap < 1e-5 * reference(**inputs).logits.abs().max()
+    if (family, name) == UNBOUNDED:
+        return
     told = tokenizer.decode(words[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     assert TrainedRun.load(directory, "cpu").continue_texts(["line 7 abc"], 32, Sampling(temperature=0)) == [told]
 
@@ -119,13 +122,15 @@ def test_a_model_of_xtrain_is_one_of_transformers(
     from transformers.utils import logging as messages
 
     experts = ", experts = 3, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
-    layers = "" if "layers =" in more else ", layers = 2"
     known = settings_of(FAMILIES[family])
+    layers = "" if "layers =" in more else f", layers = {4 if 'pattern' in known else 2}"
     width = 16 if "rotary_share" in known else 12 if family == "olmoe" else 10
     heads = f"kv_heads = 1, head_dim = {width}" if "kv_rank" not in known else LATENT
     heads += ", attention_layers = [1]" if "attention_layers" in known else ""
     sizes = f"dim = 36{layers}, heads = 3, {heads}, ffn = 40, norm_eps = 1e-3{experts}"
-    plan = plan_of(f"{family} {{ {sizes}, rope_theta = 700, tie_embeddings = true{more} }}")
+    config = FAMILIES[family].config
+    tied = "" if config is not None and "tie_embeddings" in config.constant else ", tie_embeddings = true"
+    plan = plan_of(f"{family} {{ {sizes}, rope_theta = 700{tied}{more} }}")
     directory = make_run(plan, tmp_path / "run", tmp_path)
     save(plan, directory, {name: 0.2 * value for name, value in drawn(plan).items()})
     assert main(["export", str(directory), "--to", str(tmp_path / "out"), "--shard-size", "50KB"]) == 0

@@ -1,0 +1,141 @@
+"""Recurrent mixers: layers whose positions see earlier ones by a state, after a short causal convolution.
+
+Inputs of heads are convolved and move a state; each position reads the state after it. The runtime computes chunks of
+positions at a time, and the backward keeps the inputs and computes the rest again.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from xtrain.blocks.block import Layer
+from xtrain.blocks.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
+from xtrain.lazy_attrs import frozen
+from xtrain.plan.architecture import Architecture, BlockParameter, Initial
+
+if TYPE_CHECKING:
+    from xtrain.blocks.tracer import Tracer
+
+
+CHUNK: Final = 64  # positions that are computed together
+
+
+@frozen(kw_only=True)
+class RecurrentLayer(Layer):
+    """Base of recurrent mixers. kernel: positions of the convolution.
+
+    Tensor parallelism cuts heads. Context parallelism gives each rank whole rows for some of the heads.
+    """
+
+    composable: ClassVar[bool] = False
+    attends: ClassVar[bool] = True
+    adapts: ClassVar[bool] = True
+    keeps_state: ClassVar[bool] = True
+
+    kernel: int
+
+    def convolved(self) -> Sequence[tuple[str, int, int]]:
+        """Return the name, width and number of heads of each convolved projection."""
+        raise NotImplementedError
+
+    def state(self) -> int:
+        """Return how many numbers the state of one row has."""
+        raise NotImplementedError
+
+    def outputs(self) -> int:
+        """Return the width of the outputs of all heads."""
+        raise NotImplementedError
+
+    def scratch(self, numbers: int, exact: int, chunks: int, *, cast: bool) -> tuple[int, int]:
+        """Return the bytes that a forward and a backward need in addition to inputs, outputs and gradients, as the
+        runtime frees them. numbers: of the outputs. chunks: of a row. cast: the inputs have another format than exact
+        sums."""
+        raise NotImplementedError
+
+    @property
+    def channels(self) -> int:
+        return sum(width for _, width, _ in self.convolved())
+
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int:
+        return (exact * self.state() + (self.kernel - 1) * self.channels) // tp
+
+    def of_heads(self, initials: Iterable[tuple[str, int, Initial]]) -> Iterator[BlockParameter]:
+        """Yield vectors with numbers of each head: (name, extent, initial values)."""
+        for name, extent, initial in initials:
+            yield BlockParameter(
+                name=f"{self.name}.{name}", shape=(extent,), decays=False, initial=initial, cut="column"
+            )
+
+    def projections(
+        self, arch: Architecture, widths: Iterable[tuple[str, int, int]], *, bias: bool = False
+    ) -> Iterator[BlockParameter]:
+        """Yield the matrices before the mixer: (name, width, heads)."""
+        for name, width, heads in widths:
+            yield BlockParameter(
+                name=f"{self.name}.{name}_proj.weight",
+                shape=(width, arch.dim),
+                decays=True,
+                initial="normal",
+                cut="column",
+                heads=heads,
+            )
+            if bias:
+                yield from self.of_heads([(f"{name}_proj.bias", width, "zeros")])
+
+    def convolutions(self, *, bias: bool = False) -> Iterator[BlockParameter]:
+        for name, width, heads in self.convolved():
+            yield BlockParameter(
+                name=f"{self.name}.{name}_conv.weight",
+                shape=(width, 1, self.kernel),
+                decays=True,
+                initial="normal",
+                cut="column",
+                heads=heads,
+                linear=False,
+            )
+            if bias:
+                yield from self.of_heads([(f"{name}_conv.bias", width, "zeros")])
+
+    def output(self, arch: Architecture, heads: int) -> BlockParameter:
+        """Return the matrix after the mixer."""
+        return BlockParameter(
+            name=f"{self.name}.out_proj.weight",
+            shape=(arch.dim, self.outputs()),
+            decays=True,
+            initial="residual",
+            cut="row",
+            heads=heads,
+        )
+
+    def mixed(self, on: "Tracer", makes: int, parts: Sequence[TracedTensor], names: Sequence[str]) -> TracedTensor:
+        """Record the convolution and the recurrence. makes: bytes of the outputs. parts: projections. names: parameters
+        inside."""
+        ops, local, axes = on.ops, on.local, on.axes
+        groups = [(axis, ranks) for axis, ranks in (("ulysses", axes.ulysses), ("ring", axes.ring)) if ranks > 1]
+        if groups:
+            joined = ops.op(*parts, makes=sum(part.size for part in parts))
+            for axis, _ in groups:
+                joined = self._exchanged(on, joined, axis)
+            parts = (joined,)
+        names = [f"{self.name}.{each}" for each in names]
+        numbers, cast = makes // local.width, local.exact != local.width
+        flops = self.position_flops(on.resolved.architecture) + 2 * self.kernel * self.channels
+        out = ops.op(
+            *parts,
+            makes=makes,
+            keeps=parts,
+            weights=on.bytes_of(*names),
+            parameters=names,
+            scratch=self.scratch(numbers, local.exact, -(-local.sequence // CHUNK), cast=cast),
+            saved=ATTENTION,
+            flops=numbers * flops // self.outputs(),
+            apart=True,
+        )
+        for axis, _ in reversed(groups):
+            out = self._exchanged(on, out, axis)
+        return out
+
+    def _exchanged(self, on: "Tracer", x: TracedTensor, axis: str) -> TracedTensor:
+        call = CollectiveCall(axis, "all_to_all", CP, x.size)
+        sent = on.ops.op(x, makes=x.size, scratch=(x.size, x.size))
+        received = on.ops.op(sent, makes=x.size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
+        return on.ops.op(received, makes=x.size)
