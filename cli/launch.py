@@ -40,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as the spec's axes need)")
     add_sets(parser)
     add_certificate(parser)
+    parser.add_argument(
+        "--approved",
+        nargs="?",
+        const="",
+        metavar="SIGNERS",
+        help="submit only what `xtrain approve` approved; with a file of allowed signers, only what one of them signed",
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--dry", action="store_true", help="print what would be submitted, and submit nothing")
     what.add_argument("--cancel", action="store_true", help="cancel the job of a run")
@@ -54,9 +61,16 @@ def run(arguments: argparse.Namespace) -> int:
     from xtrain.runtime.jobs.submitted import job_launcher, submit_job
 
     arguments.sets = [*_chosen(arguments), *arguments.sets]
+    if arguments.approved is not None and not arguments.spec.endswith(".json"):
+        hint = "launch ROOT/approvals/PLAN_ID/approved-plan.json, which `xtrain approve` writes"
+        raise Refused(
+            2, f"xtrain launch: --approved needs a saved plan, because a launched spec has another id; {hint}"
+        )
     if (status := launch_sweep(arguments, _launcher)) is not None:
         return status
     job = _job(arguments)
+    if arguments.approved is not None:
+        _check_approval(job.plan, arguments.approved)
     if arguments.dry:
         for number, (name, text) in enumerate(job_launcher(job.launcher.kind).files(job).items()):
             sys.stdout.write(f"{'' if number == 0 else chr(10)}# {job.files / name}\n{text}")
@@ -66,6 +80,14 @@ def run(arguments: argparse.Namespace) -> int:
     root = "" if job.plan.workspace["root"] == "runs" else f" {quote(job.plan.workspace['root'])}"
     print(f"files and output: {job.files}; state: xtrain runs{root}; lines: xtrain watch {quote(str(job.directory))}")
     return 0
+
+
+def _check_approval(plan: "Plan", signers: str) -> None:
+    """Raise EnvironmentFault unless the plan is approved. signers: file of allowed signers; empty: unsigned approvals
+    count."""
+    from xtrain.runtime.jobs.approvals import approved
+
+    approved(Path(plan.workspace["root"]), plan.id, Path(signers) if signers else None)
 
 
 def _chosen(arguments: argparse.Namespace) -> list[str]:

@@ -19,8 +19,10 @@ from xtrain.regular_files import reason_of
 from xtrain.text.printing import harmless, safe_output
 
 GROUPS = {
-    "write a spec": ("init", "import", "fetch", "check", "fmt", "lsp", "docs", "explain", "schema", "completion"),
-    "look before you run": ("plan", "diff", "prove", "data", "doctor"),
+    "write a spec": (
+        *("init", "import", "fetch", "check", "fmt", "lsp", "mcp", "docs", "explain", "schema", "completion"),
+    ),
+    "look before you run": ("plan", "diff", "prove", "data", "doctor", "approve"),
     "train": ("run", "launch", "sweep", "serve", "find-lr", "replay"),
     "watch": ("runs", "watch", "report", "control", "seen", "fit-law"),
     "use what was trained": ("checkpoint", "generate", "export", "merge"),

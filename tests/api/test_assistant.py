@@ -1,0 +1,189 @@
+"""`xtrain approve` and `xtrain mcp`: what an assistant can look at, and that it starts nothing without a person."""
+
+import asyncio
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from commands import xtrain
+from mcp import Client, StdioServerParameters
+
+from xtrain.api.assistant import make_server
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.jobs.approvals import approved
+
+SPEC = """\
+experiment tiny { budget = 2 steps }
+model qwen3 { dim = 16, layers = 1, heads = 2, kv_heads = 1, head_dim = 8, ffn = 32 }
+tokenizer bytes
+dataset made { source = synthetic(documents = 32, length = 40) }
+batch { sequence = 32 }
+optimizer adamw { lr = 3e-3 }
+launch { device = cpu }
+"""
+TOOLS = {"check", "plan", "diff", "explain", "docs", "runs", "metrics", "run"}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.xtrain").write_text(SPEC)
+    return tmp_path
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """`ann` and `bob`: SSH keys; `signers`: a file that allows ann's."""
+    for name in ("ann", "bob"):
+        asked = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(tmp_path / name)]
+        subprocess.run(asked, check=True)
+    (tmp_path / "signers").write_text(f"ann@example.com {(tmp_path / 'ann.pub').read_text()}")
+    return tmp_path
+
+
+def calls(server, *asked):
+    """Call tools through a client; (failed, text) of each."""
+
+    async def talk():
+        async with Client(server) as client:
+            assert {tool.name for tool in (await client.list_tools()).tools} == TOOLS
+            found = [await client.call_tool(name, arguments) for name, arguments in asked]
+            texts = ["\n".join(getattr(part, "text", "") for part in each.content) for each in found]
+            return [(bool(each.is_error), text) for each, text in zip(found, texts, strict=True)]
+
+    return asyncio.run(talk())
+
+
+def test_a_client_looks_at_a_project_over_stdio(project):
+    """With a spec whose model is code of its author, which no tool executes."""
+    (project / "bad.xtrain").write_text(SPEC.replace("budget", "bugdet"))
+    server = StdioServerParameters(
+        command=sys.executable, args=["-m", "xtrain", "mcp"], cwd=str(project), env={**os.environ}
+    )
+    checked, wrong, planned, explained, found, outside, option, listed = calls(
+        server,
+        ("check", {"spec": "tiny.xtrain"}),
+        ("check", {"spec": "bad.xtrain"}),
+        ("plan", {"spec": "tiny.xtrain", "settings": ["optimizer.lr=1e-4"], "part": "training"}),
+        ("explain", {"code": "X742"}),
+        ("docs", {"words": "learning rate"}),
+        ("plan", {"spec": "/etc/passwd"}),
+        ("check", {"spec": "--fix"}),
+        ("runs", {}),
+    )
+    assert checked == (False, "tiny.xtrain: ok")
+    assert not wrong[0] and "did you mean `budget`?" in wrong[1]
+    assert not planned[0] and "learning rate" in planned[1] and "1e-04" in planned[1].replace("0.0001", "1e-04")
+    assert "not approved" in explained[1] and "optimizers.md" in found[1]
+    assert outside[0] and option[0] and "is not below" in outside[1]
+    assert listed == (False, "there is no run at runs or below it; `xtrain run SPEC` starts one")
+
+
+def test_differences_and_metrics(project):
+    with zipfile.ZipFile(Path(__file__).parents[1] / "data/run_0_1_0.zip") as archive:
+        archive.extractall(project / "runs/other/six")
+    (project / "more.xtrain").write_text(SPEC.replace("3e-3", "1e-3"))
+    differs, metrics, missing = calls(
+        make_server(project),
+        ("diff", {"a": "tiny.xtrain", "b": "more.xtrain"}),
+        ("metrics", {"run": "six", "keys": ["loss"], "last": 2}),
+        ("metrics", {"run": "nothing"}),
+    )
+    assert not differs[0] and "optimizer.lr" in differs[1]
+    assert not metrics[0] and metrics[1].count('"loss"') == 2 and "grad_norm" not in metrics[1]
+    assert missing[0]
+
+
+def test_a_plan_that_nobody_approved_is_not_started(project):
+    plan_id = plan_of(project)
+    refused, odd = calls(make_server(project), ("run", {"plan_id": plan_id}), ("run", {"plan_id": "../../x"}))
+    assert refused[0] and "X742" in refused[1] and "xtrain approve" in refused[1]
+    assert odd[0] and "is not the id of a plan" in odd[1]
+    assert not (project / "runs").exists()
+
+
+def plan_of(project) -> str:
+    return json.loads(xtrain("plan", "tiny.xtrain", "--json", cwd=project).stdout)["id"]
+
+
+def test_a_person_is_asked(project):
+    """Without a terminal nobody can answer; in one, `no` approves nothing."""
+    done = xtrain("approve", "tiny.xtrain", cwd=project)
+    assert done.returncode == 2 and "a person must answer" in done.stderr
+    plan_id = plan_of(project)
+    for answer, code in (("no", 1), ("yes", 0)):
+        master, terminal = pty.openpty()
+        os.write(master, f"{answer}\n".encode())
+        command = [sys.executable, "-m", "xtrain", "approve", "tiny.xtrain", "--by", "ann"]
+        asked = subprocess.run(command, cwd=project, stdin=terminal, capture_output=True, text=True)
+        assert asked.returncode == code and f"May plan {plan_id} run?" in asked.stdout
+        assert (project / "runs").exists() == (code == 0)
+    approval, file = approved(project / "runs", plan_id)
+    assert (approval.by, approval.name, file.is_file()) == ("ann", "tiny", True)
+    assert "no run" in xtrain("runs", cwd=project).stderr  # an approval is none
+
+
+@pytest.mark.parametrize(("damage", "says"), [
+    ("none", ""),
+    ("unsigned", "is not signed"),
+    ("other key", "is not valid"),
+    ("other person", "is not valid"),
+    ("changed", "is not valid"),
+    ("other plan", "is for another plan"),
+    ("no signers", "no file of allowed signers"),
+    ("not JSON", "is damaged"),
+])  # fmt: skip
+def test_signatures(project, keys, damage, says):
+    plan_id, signers = plan_of(project), keys / "signers"
+    key = keys / ("bob" if damage == "other key" else "ann")
+    by = "bob@example.com" if damage == "other person" else "ann@example.com"
+    assert xtrain("approve", "tiny.xtrain", "--key", key, "--by", by, cwd=project).returncode == 0
+    folder = project / "runs/approvals" / plan_id
+    approval = folder / "approval.json"
+    if damage == "unsigned":
+        (folder / "approval.json.sig").unlink()
+    elif damage == "changed":
+        approval.write_text(approval.read_text().replace('"tiny"', '"other"'))
+    elif damage == "other plan":
+        plan = xtrain("plan", "tiny.xtrain", "--set", "optimizer.lr=1", "--json", cwd=project).stdout
+        (folder / "approved-plan.json").write_text(plan)
+    elif damage == "no signers":
+        signers = keys / "none"
+    elif damage == "not JSON":
+        approval.write_text("{")
+    if not says:
+        assert approved(project / "runs", plan_id, signers)[0].by == by
+        return
+    with pytest.raises(EnvironmentFault, match=says) as fault:
+        approved(project / "runs", plan_id, signers)
+    assert fault.value.code == "X742"
+    saved = folder / "approved-plan.json"
+    done = xtrain("launch", saved, "--on", "local", "--dry", f"--approved={signers}", cwd=project)
+    assert done.returncode == 3 and "error[X742]" in done.stderr
+
+
+def test_a_key_that_cannot_sign_approves_nothing(project):
+    done = xtrain("approve", "tiny.xtrain", "--key", "no_key", cwd=project)
+    assert done.returncode == 3 and "cannot sign" in done.stderr
+    done = xtrain("launch", "tiny.xtrain", "--on", "local", "--approved", cwd=project)
+    assert done.returncode == 2 and "--approved needs a saved plan" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_approved_plan_is_started(project, keys):
+    assert (
+        xtrain("approve", "tiny.xtrain", "--key", keys / "ann", "--by", "ann@example.com", cwd=project).returncode == 0
+    )
+    (started,) = calls(make_server(project, keys / "signers"), ("run", {"plan_id": plan_of(project)}))
+    assert not started[0], started[1]
+    end = time.monotonic() + 240
+    while time.monotonic() < end and not list((project / "runs").glob("tiny/*/finished")):
+        time.sleep(1)
+    (listed, metrics) = calls(make_server(project), ("runs", {}), ("metrics", {"run": "tiny", "keys": ["loss"]}))
+    assert '"finished"' in listed[1] and metrics[1].count('"loss"') == 2
