@@ -40,6 +40,7 @@ class Gemma4Moe(Gemma4Family, ExpertTransformer):
         },
         modules={"moe.experts": "experts"},
         experts=("stacked",),
+        peft_gathers=False,
     )
 
     @classmethod

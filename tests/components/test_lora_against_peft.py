@@ -51,6 +51,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("gemma3", "plain", 'rank = 2, alpha = 3, targets = ["all_linear", "lm_head"]',
         {"r": 2, "lora_alpha": 3, "target_modules": [*LINEAR, "lm_head"]}),
     ("gemma3", "plain", "rank = 2, alpha = 3", {"r": 2, "lora_alpha": 3, "target_modules": LINEAR}),
+    ("gemma4", "plain", "rank = 2, alpha = 3", {"r": 2, "lora_alpha": 3, "target_modules": LINEAR}),
     ("deepseek_v3", "plain", 'rank = 2, alpha = 8, targets = ["self_attn"]',
         {"r": 2, "lora_alpha": 8, "target_modules": LATENT}),
     ("qwen2_moe", "plain", 'rank = 2, alpha = 8, targets = ["self_attn", "shared_expert"]',

@@ -286,6 +286,9 @@ UNREAD = [
     ("qwen3_5_moe", "experts", "leaves out layers.0.mlp.experts.gate_proj and all other routed experts"),
     ("qwen3_moe", "experts.up_proj", "fails for layers.0.mlp.experts.up_proj, because it needs both gate and up"),
     ("mixtral", "experts.down_proj", ""),
+    pytest.param("gemma4_moe", "mlp", "", marks=pytest.mark.matrix),
+    pytest.param("olmoe", "experts", "", marks=pytest.mark.matrix),
+    pytest.param("dots1", "experts", "", marks=pytest.mark.matrix),
 ]
 
 
@@ -298,6 +301,7 @@ def test_what_peft_leaves_out_is_said(tmp_path: Path, capsys, family: str, targe
     plan = plan_of(f'"{tmp_path / "base"}"', more=f'adapter lora {{ rank = 2, targets = ["{targets}"] }}')
     trained = {each.name: torch.randn(each.shape) / 5 for each in plan.parameters.tensors if each.trained}
     state = {name.replace(".mlp.e_score", ".mlp.gate.e_score"): each for name, each in reference.state_dict().items()}
+    state = {name.replace(".layer_scalar", ".layer_scalar.factor"): each for name, each in state.items()}
     trained |= {each.name: state[f"model.{each.name}"] for each in buffers(plan.architecture)}
     directory = make_run(plan, tmp_path / "first", tmp_path)
     with BaseWeights.of(plan, tmp_path, torch.device("cpu")) as weights:
