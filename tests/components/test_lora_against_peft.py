@@ -106,22 +106,8 @@ def test_losses_gradients_and_steps_are_those_of_peft(
     model = model_of(plan, tensors)
     own = {each: parameter for each, parameter in model.named_parameters() if parameter.requires_grad}
     assert own.keys() == factors
-    options: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8}
-    ours = LocalAdamW([{"params": list(own.values()), "weight_decay": 0.1}], **options)
-    other = torch.optim.AdamW(its.values(), weight_decay=0.1, **options)
     peft.eval()
-    for _ in range(3):
-        loss = loss_of(model, ids_BS)
-        with all_in_fp64(monkeypatch):
-            logits_TV = peft(input_ids=ids_BS[:, :-1]).logits.flatten(0, 1)
-        expected = F.cross_entropy(logits_TV, ids_BS[:, 1:].flatten())
-        loss.backward()
-        expected.backward()
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
-        assert gap({each: p.grad for each, p in own.items()}, {each: p.grad for each, p in its.items()}) < 1e-12
-        for optimizer in (ours, other):
-            optimizer.step()
-            optimizer.zero_grad()
+    for _ in same_steps(model, peft, own, its, ids_BS, monkeypatch):
         moved = {each: p.detach() - tensors[each] for each, p in own.items()}
         assert gap(moved, {each: p.detach() - first[each] for each, p in its.items()}) < 1e-9
 
@@ -164,6 +150,13 @@ def test_what_dropout_leaves_is_computed_with_as_in_peft(tmp_path: Path, monkeyp
         peft.get_submodule(f"base_model.model.model.{name}").lora_dropout["default"] = Forced(module.dropout, keys_BS)
     monkeypatch.setattr(LoraLinear, "keys_BS", keys_BS)
     peft.train()
+    assert len([*same_steps(model, peft, own, its, ids_BS, monkeypatch)]) == 3
+
+
+def same_steps(
+    model: Any, peft: Any, own: dict[str, Any], its: dict[str, Any], ids_BS: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Three updates of adapters, with the same losses and gradients; each is yielded after it. own, its: parameters."""
     options: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8}
     ours = LocalAdamW([{"params": list(own.values()), "weight_decay": 0.1}], **options)
     other = torch.optim.AdamW(its.values(), weight_decay=0.1, **options)
@@ -179,6 +172,7 @@ def test_what_dropout_leaves_is_computed_with_as_in_peft(tmp_path: Path, monkeyp
         for optimizer in (ours, other):
             optimizer.step()
             optimizer.zero_grad()
+        yield
 
 
 @contextmanager

@@ -397,7 +397,6 @@ SCORES = {
 }
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name",
     [pytest.param(each, marks=() if each == "windows and sinks, selective" else pytest.mark.matrix) for each in SCORES],

@@ -76,6 +76,7 @@ def test_a_rule_that_changes_changes_the_table(monkeypatch, rows):
 
     real = page.check_spec
     monkeypatch.setattr(page, "check_spec", refuses)
+    monkeypatch.setattr(page, "_choices", lambda columns: [])  # components alone: the whole table takes seconds
     changed = {(row.where, row.name): row for row in page.capabilities()}
-    different = {key for key in rows if rows[key] != changed[key]}
+    different = {key for key in changed if rows[key] != changed[key]}
     assert different == {("optimizer", "lion")} and changed["optimizer", "lion"].cells["tp"] == "X415"

@@ -75,6 +75,17 @@ SIZES: dict[str, dict[str, Any]] = {
     "granitemoe": {"intermediate_size": 8192},
 }
 SINGLE = "collate = to_tensor -> flatten -> shift_tokens -> pack(single)"
+ROLLOUT = """experiment small {{ budget = 2 steps }}
+model "{}" {{ code = transformers }}
+tokenizer bytes
+dataset asked {{ source = jsonl("*.jsonl"), prompt = "q", response = "a", template = "plain", oversized = skip }}
+batch {{ sequence = 64 }}
+optimizer adamw {{ lr = 1e-3 }}
+collate = to_tensor -> flatten -> shift_tokens -> pack(single)
+rollout {{ group = 2, max_tokens = 8{} }}
+reward exact_answer {{ }}
+loss grpo {{ }}
+"""
 
 
 def content_of(kind: str) -> dict[str, Any]:

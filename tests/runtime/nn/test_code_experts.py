@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from code_models import built, content_of, make, rows
+from code_models import ROLLOUT, built, content_of, make, rows
 from small_runs import SPEC, plan_of
 from torch import Tensor
 from transformers.models.qwen3_moe import modeling_qwen3_moe
@@ -128,19 +128,6 @@ def test_scores_of_the_only_group_of_experts_are_no_choice():
     assert len(choices) == 1 and torch.equal(choices[0], chosen)
 
 
-ROLLOUT = """experiment small {{ budget = 2 steps }}
-model "{}" {{ code = transformers }}
-tokenizer bytes
-dataset asked {{ source = jsonl("*.jsonl"), prompt = "q", response = "a", template = "plain", oversized = skip }}
-batch {{ sequence = 64 }}
-optimizer adamw {{ lr = 1e-3 }}
-collate = to_tensor -> flatten -> shift_tokens -> pack(single)
-rollout {{ group = 2, max_tokens = 8, replay_routing = {} }}
-reward exact_answer {{ }}
-loss grpo {{ }}
-"""
-
-
 def faults(kind: str, folder: Path, more: str) -> list[str]:
     make(kind, folder)
     text = SPEC.format(model=f'"{folder}" {{ code = transformers }}', tokenizer="bytes", params="fp32", more=more)
@@ -161,5 +148,6 @@ def test_experts_over_ranks_need_choices_that_are_made_again(kind: str, mode: st
 @pytest.mark.parametrize(("replayed", "codes"), [("true", ["X530"]), ("false", [])])
 def test_replayed_routing_is_refused(replayed: str, codes: list[str], tmp_path: Path):
     make("qwen3_moe", tmp_path)
-    found = plan_from_text(ROLLOUT.format(tmp_path, replayed), "small.xtrain").diagnostics.errors
+    text = ROLLOUT.format(tmp_path, f", replay_routing = {replayed}")
+    found = plan_from_text(text, "small.xtrain").diagnostics.errors
     assert [each.code for each in found] == codes

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from code_models import SINGLE, built, differences, make, plan_for, round_trip, rows, theirs
+from code_models import ROLLOUT, SINGLE, built, differences, make, plan_for, round_trip, rows, theirs
 from reference_models import make as make_native
 from small_runs import SPEC, make_run, plan_of, read, save
 from torch.utils.flop_counter import FlopCounterMode
@@ -153,17 +153,6 @@ def test_a_router_loss_needs_a_router(tmp_path: Path):
 
 
 SERVER = 'experiment s {{ }}\nmodel "{}" {{ code = transformers }}\ntokenizer bytes\nadapter lora {{ }}\nserve {{ }}\n'
-ROLLOUT = """experiment small {{ budget = 2 steps }}
-model "{}" {{ code = transformers }}
-tokenizer bytes
-dataset asked {{ source = jsonl("*.jsonl"), prompt = "q", response = "a", template = "plain", oversized = skip }}
-batch {{ sequence = 64 }}
-optimizer adamw {{ lr = 1e-3 }}
-collate = to_tensor -> flatten -> shift_tokens -> pack(single)
-rollout {{ group = 2, max_tokens = 8 }}
-reward exact_answer {{ }}
-loss grpo {{ }}
-"""
 
 
 @pytest.mark.parametrize(("kind", "text", "reason"), [
@@ -175,7 +164,7 @@ loss grpo {{ }}
 ])  # fmt: skip
 def test_what_is_generated_for_a_server_and_for_rollouts(kind: str, text: str, reason: str, tmp_path: Path):
     make(kind, tmp_path)
-    found = plan_from_text(text.format(tmp_path), "small.xtrain").diagnostics.errors
+    found = plan_from_text(text.format(tmp_path, ""), "small.xtrain").diagnostics.errors
     assert {each.code for each in found} == ({"X530"} if reason else set()), found
     assert all(reason in each.message for each in found)
 

@@ -49,6 +49,29 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
     return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
 
 
+def read_by_transformers(folder: Path, caplog: pytest.LogCaptureFixture) -> Any:
+    """A model that transformers reads without a warning, and without a tensor more or less."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as messages
+
+    messages.enable_propagation()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    messages.disable_propagation()
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
+    assert not any(info.values())
+    return model
+
+
+def last_logits(directory: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits after the last of the tokens, by the run's own model."""
+    batch = Prompts.of(tokens.tolist(), tokens.shape[1], torch.device("cpu")).first()
+    found = TrainedRun.load(directory, "cpu").writer.logits(batch)
+    assert found is not None
+    return found
+
+
 def rounded(folder: Path) -> None:
     """Let a folder have its matrices as bf16 and its vectors as fp32, as some published ones are."""
     tensors = {n: value.bfloat16() if value.ndim > 1 else value for n, value in stored(folder).items()}
@@ -118,8 +141,6 @@ def test_a_model_of_xtrain_is_one_of_transformers(
     tmp_path: Path, family: str, more: str, caplog: pytest.LogCaptureFixture
 ):
     """One whose config was never a file."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as messages
 
     experts = ", experts = 3, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
     known = settings_of(FAMILIES[family])
@@ -134,20 +155,13 @@ def test_a_model_of_xtrain_is_one_of_transformers(
     directory = make_run(plan, tmp_path / "run", tmp_path)
     save(plan, directory, {name: 0.2 * value for name, value in drawn(plan).items()})
     assert main(["export", str(directory), "--to", str(tmp_path / "out"), "--shard-size", "50KB"]) == 0
-    messages.enable_propagation()
-    caplog.clear()
-    with caplog.at_level(logging.WARNING):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
-    messages.disable_propagation()
-    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
-    model, info = loaded
-    assert not any(info.values()) and model.dtype == torch.float32
+    model = read_by_transformers(tmp_path / "out", caplog)
+    assert model.dtype == torch.float32
     tokens = torch.tensor([[256, *b"line 7 abc def"]])
     with torch.no_grad():
-        batch = Prompts.of(tokens.tolist(), tokens.shape[1], torch.device("cpu")).first()
-        ours = TrainedRun.load(directory, "cpu").writer.logits(batch)
+        ours = last_logits(directory, tokens)
         theirs = model(tokens).logits[:, -1]
-    assert ours is not None and (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+    assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
 def test_capped_scores_of_a_gemma3_are_those_that_transformers_can_compute(tmp_path: Path):
@@ -170,10 +184,9 @@ def test_capped_scores_of_a_gemma3_are_those_that_transformers_can_compute(tmp_p
     model.load_state_dict({f"model.{name}": value for name, value in weights.items()}, strict=False)
     tokens = torch.tensor([[256, *b"line 7 abc def"]])
     with torch.no_grad():
-        batch = Prompts.of(tokens.tolist(), tokens.shape[1], torch.device("cpu")).first()
-        ours = TrainedRun.load(directory, "cpu").writer.logits(batch)
+        ours = last_logits(directory, tokens)
         theirs, uncapped = (model(tokens, **more).logits[:, -1] for more in ({"softcap": 0.5}, {}))
-    assert ours is not None and (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+    assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
     assert (ours - uncapped).abs().max() > 1e-3 * theirs.abs().max()
 
 
@@ -182,8 +195,7 @@ def test_the_text_of_a_model_with_images_is_a_model(
     tmp_path: Path, saving: dict[str, Any], caplog: pytest.LogCaptureFixture
 ):
     """Its tensors under the names of either form; what is exported is the text model alone."""
-    from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
-    from transformers.utils import logging as messages
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
     text = make("gemma3", "plain", tmp_path / "text")
     vision = {
@@ -200,21 +212,14 @@ def test_the_text_of_a_model_with_images_is_a_model(
     assert config_of(tmp_path / "out")["model_type"] == "gemma3_text"
     before, after = stored(tmp_path / "text"), stored(tmp_path / "out")
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    messages.enable_propagation()
-    caplog.clear()
-    with caplog.at_level(logging.WARNING):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
-    messages.disable_propagation()
-    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
-    model, info = loaded
-    assert not any(info.values()) and type(model) is type(text)
+    model = read_by_transformers(tmp_path / "out", caplog)
+    assert type(model) is type(text)
     tokens = torch.tensor([[256, *b"line 7 abc def"]])
     with torch.no_grad():
-        batch = Prompts.of(tokens.tolist(), tokens.shape[1], torch.device("cpu")).first()
-        ours = TrainedRun.load(directory, "cpu").writer.logits(batch)
+        ours = last_logits(directory, tokens)
         theirs = model(tokens).logits[:, -1]
         of_whole = whole(tokens).logits[:, -1]
-    assert ours is not None and (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+    assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
     assert (ours - of_whole).abs().max() < 1e-5 * theirs.abs().max()
 
 
@@ -356,7 +361,7 @@ def test_positions_that_a_run_has_scaled_otherwise_are_written(tmp_path: Path, s
     batch = Prompts.of(tokens.tolist(), tokens.shape[1], torch.device("cpu")).first()
     with torch.no_grad():
         ours, theirs = TrainedRun.load(directory, "cpu").writer.logits(batch), model(tokens).logits[:, -1]
-    assert ours is not None and (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+    assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
 def test_a_folder_that_is_gone_leaves_the_number_format_to_be_said(tmp_path: Path):
