@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from xtrain.planner.load import Compiled
-    from xtrain.runtime.jobs.replay import ReplayWindow, StepDifference
+    from xtrain.runtime.jobs.replay import Logged, ReplayWindow, StepDifference
     from xtrain.runtime.store.history import TrainedSteps
 
 HELP = "run steps of a recorded run again, unchanged, with other settings, or without documents"
@@ -76,17 +76,19 @@ def run(arguments: argparse.Namespace) -> int:
     return _show(window, replay, sets, as_json=arguments.json)
 
 
-def window_of(directory: Path, first: int, steps: int | None) -> "ReplayWindow":
-    """Return the window of a run. Raises Refused (2) for steps that it does not have, (3) without records."""
+def window_of(directory: Path, first: int, steps: int | None, last: int | None = None) -> "ReplayWindow":
+    """Return the window of a run: `steps` steps, or up to `last`, or to the end. Raises Refused (2) for steps that the
+    run does not have, (3) without records."""
     from xtrain.runtime.jobs.replay import ReplayWindow
     from xtrain.runtime.store.history import last_step
 
     end = last_step(directory)
     if end == 0:
         raise Refused(3, f"xtrain: {directory} has no recorded step and no checkpoint: there is nothing to run again")
-    if first > end:
-        raise Refused(2, f"xtrain: step {first:,} is after the last one of {directory}, which is {end:,}")
-    return ReplayWindow.of(directory, first, end if steps is None else first + steps - 1)
+    if (asked := max(first, last or 0)) > end:
+        raise Refused(2, f"xtrain: step {asked:,} is after the last one of {directory}, which is {end:,}")
+    last = end if last is None else last
+    return ReplayWindow.of(directory, first, last if steps is None else first + steps - 1)
 
 
 def without_sets(directory: Path, removed: "dict[str, np.ndarray]") -> list[str]:
@@ -126,20 +128,23 @@ def _seen_before(runs: "list[TrainedSteps]", removed: "dict[str, np.ndarray]", w
     return texts
 
 
-def replayed(window: "ReplayWindow", sets: list[str], world: int | None, ui: str | None) -> tuple[Path | None, int]:
-    """Run a replay, unless it is done; return its directory, and the exit code of the run. Raises Refused (2) for
-    invalid settings."""
+def replayed(
+    window: "ReplayWindow", sets: list[str], world: int | None, ui: str | None, logs: "Logged" = ""
+) -> tuple[Path | None, int]:
+    """Run a replay, unless it is done; return its directory, or None if it did not get to its end, and the exit code of
+    the run. Raises Refused (2) for invalid settings. logs: see `ReplayWindow.compiled`."""
     from xtrain.cli.run import start
     from xtrain.runtime.observe.provenance import read_code
     from xtrain.runtime.store.run_directory import locate
 
-    compiled = window.compiled(sets, world)
+    compiled = window.compiled(sets, world, logs)
     if compiled.plan is None or compiled.diagnostics.has_errors:
         raise Refused(2, compiled.diagnostics.render(color=False).rstrip())
     plan = compiled.plan
     directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
     if window.is_done(directory):
-        print(f"note: {directory} is there already", file=sys.stderr)
+        if ui is None:
+            print(f"note: {directory} is there already", file=sys.stderr)
         return directory, 0
 
     def ready() -> "Compiled":

@@ -315,6 +315,14 @@ class LrSweepEvent(Event, tag="lr_sweep"):
     diverged: Annotated[bool, doc("true if the run was stopped because the loss diverged")] = False
 
 
+class RowLossesEvent(Event, tag="row_losses"):
+    """losses of the rows of a step, with `row_losses` ([replay.md](replay.md#documents-that-cause-a-spike))"""
+
+    place: Annotated[int | None, doc("rows of the run before the first one", "rows")]
+    losses: Annotated[list[float | None], doc("sum of the cross-entropy of each row, null if it is not finite", "nats")]
+    tokens: Annotated[list[int], doc("valid tokens of each row", "tokens")]
+
+
 class ProfileEvent(Event, tag="profile"):
     """a profile is complete ([profiling.md](profiling.md))"""
 

@@ -48,6 +48,8 @@ class Action(Component):
     """The action needs no other rank, so it may run when the run fails."""
     reads_parameters: ClassVar[bool] = False
     """The action reads individual parameters of the model."""
+    reads_token_losses: ClassVar[bool] = False
+    """The action needs the cross-entropy of each token of a step."""
     uses_averages: ClassVar[bool] = False
     """The action uses the averaged weights if the spec says so."""
     publishes: ClassVar[bool] = False

@@ -209,7 +209,7 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     if resolved.teacher is not None and spec.loss.learns_from is not None:
         does += f"; before the head of each microbatch, a forward of {spec.loss.learns_from.folder}"
     compares = spec.rollout is not None and OLD in spec.loss.columns
-    if compares:
+    if compares or any(action.reads_token_losses for tick in spec.ticks for action in tick.actions):
         args["each"] = True
         does += "; the cross-entropy of each token is kept"
     if spec.step is not None:

@@ -176,6 +176,20 @@ def check_bodies(spec: Spec, found: Findings) -> None:
             found.fail(f"mesh.pp.{name}", "X431", f"{name}.name", message, f"use pp 1, or remove `{name}`")
 
 
+@checks("actions.token_losses", reads="every.*.actions step.name rollout")
+def check_row_losses(spec: Spec, found: Findings) -> None:
+    """Check that the built-in loop over microbatches computes the losses that `row_losses` writes."""
+    for path, action in spec.actions:
+        if not action.reads_token_losses:
+            continue
+        if spec.step is not None:
+            message = f"{spec.step.function} computes microbatches itself, so the loss of a row is not known"
+            found.fail("actions.token_losses", "X431", path, message, "remove `row_losses`, or `step`")
+        elif spec.rollout is not None:
+            message = "the rows of a rollout are sampled completions, not rows of a dataset"
+            found.fail("actions.token_losses", "X431", path, message, "remove `row_losses`")
+
+
 @checks("hook.*.place", reads="hook.{} step.name parallel.pp.size")
 def check_loss_hooks(spec: Spec, found: Findings) -> None:
     """Check that the built-in loop over microbatches calls the hooks around their loss."""
@@ -284,6 +298,7 @@ def validate(spec: Spec, world: int | None, found: Findings, counted: Counts | N
     check_fp8(spec, arch, layout, found)
     check_stack(spec, found)
     check_bodies(spec, found)
+    check_row_losses(spec, found)
     check_loss_hooks(spec, found)
     check_goes_with(spec, arch, found)
     check_modules(spec, arch, layout, batch, found)

@@ -4,11 +4,13 @@ import json
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from attrs import evolve, frozen
 
 from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema.actions import ACTIONS, Tick
+from xtrain.dsl.values import Quantity
 from xtrain.plan.serialise import signed
 from xtrain.planner.compile import Compiled
 from xtrain.planner.load import plan_from_loaded, plan_from_text
@@ -23,6 +25,8 @@ from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder
 COMPARED: Final = ("loss", "objective", "grad_norm", "lr")
 """Recorded numbers of a step that depend on nothing but the state and the rows."""
 _DIGITS: Final = 8
+Logged = Literal["", "steps", "rows"]
+"""Additional records of a replay: none, of every step, or also of every row."""
 
 
 @frozen(kw_only=True)
@@ -56,12 +60,12 @@ class ReplayWindow:
                 raise EnvironmentFault("X720", f"{directory} has no checkpoint before step {first:,}")
         return cls(directory=directory, first=first, last=last, entry=entry)
 
-    def compiled(self, sets: Sequence[str], world: int | None) -> Compiled:
+    def compiled(self, sets: Sequence[str], world: int | None, logs: Logged = "") -> Compiled:
         """Return the plan of the replay: the recorded spec with another start and end, and `sets`. Its name depends on
-        all of these, so that the same call resumes the same replay."""
+        all of these, so that the same call resumes the same replay. logs: what is recorded in addition."""
         plan = plan_in(self.directory)
         world = plan.mesh.world_size if world is None else world
-        covers = [str(self.directory), plan.id, self.begin, self.last, sorted(sets), world]
+        covers = [str(self.directory), plan.id, self.begin, self.last, sorted(sets), world, *([logs] if logs else [])]
         key = blake2b(json.dumps(covers).encode(), digest_size=_DIGITS // 2).hexdigest()
         own = [
             _set("workspace.root", str(self.directory.parents[1])),
@@ -79,7 +83,8 @@ class ReplayWindow:
         name = f"{plan.spec} (as planned)"
         loaded = load_spec(name, given, {name: plan.spec_text})
         if loaded.spec is not None:  # trackers have the records of the run already
-            loaded = evolve(loaded, spec=evolve(loaded.spec, log=type(loaded.spec.log)()))
+            spec = evolve(loaded.spec, log=type(loaded.spec.log)())
+            loaded = evolve(loaded, spec=evolve(spec, ticks=(*spec.ticks, *_ticks(logs))))
         compiled = plan_from_loaded(loaded, world)
         if compiled.plan is None:
             return compiled
@@ -95,6 +100,14 @@ class ReplayWindow:
         """Return True if a replay has its last step."""
         latest = CheckpointFolder(replay / "checkpoints").latest()
         return latest is not None and latest.step >= self.last
+
+
+def _ticks(logs: Logged) -> tuple[Tick, ...]:
+    if not logs:
+        return ()
+    wanted = [kind for kind in ACTIONS.values() if kind.records and kind.default_ticks]
+    wanted += [kind for kind in ACTIONS.values() if kind.reads_token_losses] if logs == "rows" else []
+    return (Tick(actions=tuple(kind() for kind in wanted), every=Quantity(1, "steps")),)
 
 
 def _set(path: str, value: str) -> str:

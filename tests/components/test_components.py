@@ -98,6 +98,7 @@ OTHER_THINGS = {
         "components/actions/profile_torch.py",  # what is under way, one of each at a time
     ),
     "memory_snapshot": ("components/actions/memory_snapshot_torch.py",),
+    "row_losses": ("runtime/inspect/repeats.py",),  # a field of a batch
     "skip": (  # `oversized`
         "dsl/schema/data.py",
         "planner/graph/data.py",

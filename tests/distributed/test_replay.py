@@ -1,6 +1,10 @@
 """`xtrain replay`: windows of recorded runs again, bit for bit, and as if documents had never been there."""
 
 import json
+import os
+import random
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -119,3 +123,119 @@ def test_seen_says_when_and_what_is_wrong(project: Project, monkeypatch: pytest.
         file.write('{"text": "one more"}\n')
     code, out, err = called(project, "seen", "tiny", "--text", "line 3 ")
     assert code == 3 and "the data differs from the checkpoint's" in err, (out, err)
+
+
+# Documents that cause a spike ----------------------------------------------------------------------------------------
+
+SPIKY = """
+experiment tiny { seed = 25, budget = 28 steps }
+model qwen3 { dim = 32, layers = 1, heads = 4, kv_heads = 2, ffn = 48, tie_embeddings = true, init_std = 0.1 }
+tokenizer bytes
+dataset lines { source = jsonl("data.jsonl"), holdout = 10% }
+dataset sums { source = jsonl("sums.jsonl") }
+mixture { lines = 0.5, sums = 0.5 }
+batch { sequence = 64, micro = 2, rows = 8 }
+optimizer adamw { lr = 1e-2 }
+scheduler cosine { warmup = 10%, floor = 10% }
+parallel { fsdp 2 }
+every 1 step log
+every 12 steps checkpoint
+checkpoint { keep = none }
+"""
+POISON = (40, 131, 222)
+"""Documents of random characters; the last two are in different rows of step 26."""
+
+
+@pytest.fixture
+def spiky(project: Project) -> tuple[Project, Path]:
+    sums = [{"text": f"{i} + {i + 7} = {2 * i + 7}; " * (1 + i % 4)} for i in range(300)]
+    drawn = random.Random(1)
+    for document in POISON:
+        sums[document] = {"text": "".join(chr(drawn.randrange(0x4E00, 0x9FFF)) for _ in range(21))}
+    (project.folder / "sums.jsonl").write_text("".join(json.dumps(one) + "\n" for one in sums))
+    (project.folder / "tiny.xtrain").write_text(SPIKY)
+    return project, project.run("tiny.xtrain")
+
+
+NO_SPIKE = [
+    (("blame", "tiny"), 2, "give the step of the spike"),
+    (("blame", "tiny", "--step", "26", "--alert", "1"), 2, "give the step of the spike"),
+    (("blame", "tiny", "--step", "20"), 2, "step 20 is no spike: its loss is"),
+    (("blame", "tiny", "--step", "2"), 3, "what is usual is not known"),
+    (("blame", "tiny", "--step", "99"), 2, "step 99 is after the last one of"),
+    (("blame", "tiny", "--step", "26", "--from", "27"), 2, "--from 27 is after the spike"),
+    (("blame", "tiny", "--alert", "7"), 2, "has raised"),
+]
+
+
+def test_planted_documents_are_named_and_the_rest_is_the_run_that_never_had_them(spiky: tuple[Project, Path]):
+    project, run = spiky
+    for arguments, code, words in NO_SPIKE:
+        status, out, err = called(project, *arguments)
+        assert (status, words in err) == (code, True), (arguments, status, out, err)
+    code, out, err = called(project, "blame", "tiny", "--step", "26", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [(one["dataset"], one["document"], one["origin"]) for one in found["documents"]] == [
+        ("sums", 131, "sums.jsonl:132"), ("sums", 222, "sums.jsonl:223"),
+    ]  # fmt: skip
+    assert found["without"] <= found["limit"] < found["value"]
+    # The losses of rows add up to those of steps.
+    rows = [each for each in replays(project) if events(each, "row_losses")]
+    sums = {one["step"]: sum(one["losses"]) / sum(one["tokens"]) for one in events(rows[0], "row_losses")}
+    assert len(rows) == 1 and sums == pytest.approx({step: loss for step, loss, _ in curve(run) if step in sums})
+    # The run that never had them, from its first step.
+    never = project.run("tiny.xtrain", "--set", "dataset.sums.without=[131, 222]", root="never")
+    assert curve(never)[:25] == curve(run)[:25]
+    assert [each["without"] for each in found["curve"]] == [loss for _, loss, _ in curve(never)[24:26]]
+    code, _, err = called(
+        project, "replay", "tiny", "--from", "26", "--without", "sums:131", "--without", "sums:222", "--json"
+    )
+    assert code == 1, err
+    less = replays(project)[-1]
+    assert curve(less) == curve(never)[24:] != curve(run)[24:]
+    assert same(folder(never).path(28), folder(less).path(28))
+
+
+# Killed commands ------------------------------------------------------------------------------------------------------
+
+
+def killed(project: Project, seconds: float, *arguments: str) -> bool:
+    """Kill a command after a time; False if it had ended."""
+    process = ForkedCommand([*arguments], project.folder, project.environment)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("moments", [(0.7, 2.5), pytest.param((0.2, 0.5, 1, 1.5, 2, 3, 4, 5), marks=pytest.mark.slow)])
+def test_a_killed_replay_is_resumed_by_the_same_call(project: Project, moments: tuple[float, ...]):
+    run = project.run(project.spec(steps=12, more="every 2 steps checkpoint\ncheckpoint { keep = none }"))
+    arguments = ("replay", "tiny", "--from", "4", "--json", "--set", "optimizer.lr=1e-3")
+    for seconds in moments:
+        killed(project, seconds, *arguments)
+    code, out, err = called(project, *arguments)
+    assert code == 1 and [json.loads(line)["step"] for line in out.splitlines()] == [*range(4, 13)], err
+    (again,) = replays(project)
+    assert [step for step, *_ in curve(again)] == [*range(3, 13)]
+    whole = project.run("tiny.xtrain", *_from(run, 2), root="whole")
+    assert curve(whole) == curve(again)
+
+
+def _from(run: Path, step: int) -> list[str]:
+    return ["--set", "optimizer.lr=1e-3", "--set", f'checkpoint.from="{folder(run).path(step)}"']
+
+
+@pytest.mark.slow
+def test_a_killed_search_goes_on_where_it_was(spiky: tuple[Project, Path]):
+    project, _ = spiky
+    drawn = random.Random(2)
+    for _ in range(10):
+        killed(project, drawn.uniform(0.2, 8), "blame", "tiny", "--step", "26", "--json")
+    code, out, err = called(project, "blame", "tiny", "--step", "26", "--json")
+    assert code == 0, err
+    assert [one["document"] for one in json.loads(out)["documents"]] == [131, 222]

@@ -80,3 +80,11 @@ def test_tied_embeddings_leave_the_head_alone():
     assert plan.architecture.head_module == "score" and not plan.architecture.tie_embeddings
     assert plan.parameters.tensors[-1].name == "score.weight"
     assert evolve(plan.architecture, head="vocabulary", tie_embeddings=True).head_module == "embed_tokens"
+
+
+def test_rewards_have_no_losses_of_rows():
+    compiled = plan_from_text(
+        SPEC.format(model=LLAMA, more="loss bradley_terry\nevery 5 steps row_losses"), "small.xtrain"
+    )
+    (found,) = compiled.diagnostics.errors
+    assert found.code == "X442" and "reward head" in found.message

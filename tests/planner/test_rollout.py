@@ -302,3 +302,16 @@ def test_what_does_not_fit_is_said(compiled, name):
         assert any(each.code == "X527" for each in found.diagnostics.errors)
     (error,) = mine
     assert message in error.message and hint in error.hint
+
+
+def test_losses_of_rows_are_of_rows_of_datasets(compiled):
+    every = "every 5 steps row_losses"
+    plan, without = compiled(every=every).plan, compiled().plan
+    order = [node.id for node in plan.nodes if node.kind == "step"]
+    assert order.index("step.row_losses") + 1 == order.index("step.optimizer")
+    assert plan.node("step.forward_backward").args["each"] and "each" not in without.node("step.forward_backward").args
+    assert plan.config_id == without.config_id
+    (found,) = compiled(**BLOCKS, every=every).diagnostics.errors
+    assert found.code == "X431" and "sampled completions" in found.message
+    (found,) = compiled(every="on finish row_losses").diagnostics.errors
+    assert "is measured in a step" in found.message
