@@ -136,6 +136,7 @@ def test_a_person_is_asked(project):
     ("other person", "is not valid"),
     ("changed", "is not valid"),
     ("other plan", "is for another plan"),
+    ("other text", "is for another plan"),
     ("no signers", "no file of allowed signers"),
     ("not JSON", "is damaged"),
 ])  # fmt: skip
@@ -153,6 +154,9 @@ def test_signatures(project, keys, damage, says):
     elif damage == "other plan":
         plan = xtrain("plan", "tiny.xtrain", "--set", "optimizer.lr=1", "--json", cwd=project).stdout
         (folder / "approved-plan.json").write_text(plan)
+    elif damage == "other text":  # outside the plan's id
+        saved = json.loads((folder / "approved-plan.json").read_text())
+        (folder / "approved-plan.json").write_text(json.dumps({**saved, "spec_text": "experiment other {}"}))
     elif damage == "no signers":
         signers = keys / "none"
     elif damage == "not JSON":
@@ -173,6 +177,15 @@ def test_a_key_that_cannot_sign_approves_nothing(project):
     assert done.returncode == 3 and "cannot sign" in done.stderr
     done = xtrain("launch", "tiny.xtrain", "--on", "local", "--approved", cwd=project)
     assert done.returncode == 2 and "--approved needs a saved plan" in done.stderr
+
+
+def test_a_server_that_cannot_start_says_why(project, monkeypatch):
+    done = xtrain("mcp", "--signers", "none", cwd=project)
+    assert done.returncode == 2 and "there is no file none" in done.stderr
+    monkeypatch.delitem(sys.modules, "xtrain.api.assistant", raising=False)
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
+    done = xtrain("mcp", cwd=project)
+    assert done.returncode == 2 and 'pip install "xtrain[mcp]"' in done.stderr
 
 
 @pytest.mark.slow
