@@ -238,6 +238,10 @@ MORE += [
     ("deepseek_v3", "one group", (*RING, *TP), {}),
     ("qwen3_5", "four key heads", (*TP, *RING), {}),
     ("qwen3_5", "four key heads", ("parallel.cp=4", "parallel.cp.ring=2", "parallel.cp.ulysses=2"), {}),
+    ("nemotron_h", "bounded steps", (*TP, *FSDP, *EP), STACKED),
+    ("nemotron_h", "plain", (*PP, *FSDP, *EP, "activation.mode=full"), {}),
+    ("nemotron_h", "bounded steps", (*RING, *TP, "activation.mode=selective"), {}),
+    ("nemotron_h", "bounded steps", ("parallel.cp=4", "parallel.cp.ring=2", "parallel.cp.ulysses=2"), {}),
     ("gpt_oss", "plain", (*FSDP, *EP, "activation.mode=full"), {}),
     ("gpt_oss", "plain", (*RING, *EP, "activation.mode=selective"), {}),
 ]
@@ -499,6 +503,22 @@ def test_adapters_of_experts_of_code_of_transformers(desk: Desk, kind: str, layo
     one, two = (desk.run(folder, f"{label}_{number}", *sets, **more) for number, sets in enumerate((base, layout)))
     assert any("experts" in name for name in one.gradients)
     check(two, one.loss, one.gradients, 1e-6 if kind in IN_FP32 else 1e-10)
+
+
+RECURRENT = 'adapter lora { rank = 4, targets = ["x_proj", "b_proj", "out_proj", "experts"], init = orthogonal }'
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("layout", [(*TP, *EP), (*PP, *FSDP), (*RING, *EP)])
+@pytest.mark.parametrize("base", [(), NF4])
+def test_adapters_of_recurrent_mixers_on_layouts(desk: Desk, layout: tuple[str, ...], base: tuple[str, ...]):
+    folder = desk.folder / f"adapted mixers {layout} {bool(base)}"
+    make("nemotron_h", "in blocks", folder)
+    more = {"params": "fp64", "settings": SETTINGS["nemotron_h"], "more": RECURRENT}
+    label = f"mixers_{len(base)}_{layout[0].split('.')[1][:2]}_{len(layout)}"
+    one, two = (desk.run(folder, f"{label}_{n}", *base, *sets, **more) for n, sets in enumerate(((), layout)))
+    assert any(".mamba.x_proj" in name for name in one.gradients) and any("experts" in name for name in one.gradients)
+    check(two, one.loss, one.gradients, 1e-10)
 
 
 PROMPTS = '["line 1", "abc def ghi abc", "li"]'

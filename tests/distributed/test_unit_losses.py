@@ -7,7 +7,7 @@ from attrs import evolve
 from forked_ranks import Mutation
 from packed_rows import CHAIN, PARTS
 from projects import records
-from topologies import BY_NAME
+from topologies import BY_NAME, Topology
 from trials import TOLERANCE, Laboratory, Trial, gaps
 
 # (loss, layout) of the ordinary tests; the others are in the matrix.
@@ -59,10 +59,12 @@ LOSSES |= {
     "own sequences": ("sequences", 'use "losses.py"\nloss own_sequences { chunk = 8 KiB }'),
     "own tokens": ("sequences", 'use "losses.py"\nloss own_tokens { chunk = 8 KiB, z_loss = 0.1 }'),
 }
+HYBRID = {"tp 2 (hybrid)": Topology(model="hybrid", tp=2), "ring 2 (hybrid)": Topology(model="hybrid", ring=2)}
+NAMED = {**BY_NAME, **HYBRID}
 LAYOUTS = (
     "pp 2 · fsdp 2 · tp 2 (dense)", "fsdp 2, three microbatches (dense)", "tp 2, uneven vocabulary (dense)",
     "tp 2, without loss (dense)", "ring 2 (dense)", "ulysses 2 (dense)", "pp 2, zbv (dense)", "pp 2 · ring 2 (dense)",
-    "fsdp 2 · ep 2 (moe)", "one rank, four microbatches (moe)",
+    "fsdp 2 · ep 2 (moe)", "one rank, four microbatches (moe)", *HYBRID,
 )  # fmt: skip
 ORDINARY = {
     ("dpo", "tp 2, uneven vocabulary (dense)"),
@@ -76,7 +78,7 @@ CASES = [pytest.param(loss, layout, marks=() if (
 def trial_of(lab: Laboratory, loss: str, layout: str) -> Trial:
     (lab.folder / "numbered.py").write_text(PARTS)
     (lab.folder / "losses.py").write_text(OWN)
-    topology, (kind, text) = BY_NAME[layout], LOSSES[loss]
+    topology, (kind, text) = NAMED[layout], LOSSES[loss]
     trial = topology.trial("fp64", shallow=True)
     return evolve(trial, align=1, more=CHAIN.format(kind=kind) + text)
 
@@ -85,7 +87,7 @@ def trial_of(lab: Laboratory, loss: str, layout: str) -> Trial:
 def test_a_layout_minimises_what_one_process_does(lab: Laboratory, loss: str, layout: str):
     trial = trial_of(lab, loss, layout)
     alone = lab.alone(trial)
-    outcome = lab.run(trial, BY_NAME[layout].layout, saves=False)
+    outcome = lab.run(trial, NAMED[layout].layout, saves=False)
     found = gaps(outcome, alone)
     limit = TOLERANCE["fp64"]
     assert not found.beyond(limit)
@@ -155,5 +157,5 @@ MORE = (
 )
 def test_a_fault_is_noticed(lab: Laboratory, loss: str, layout: str, fault: str):
     trial = trial_of(lab, loss, layout)
-    outcome = lab.run(trial, BY_NAME[layout].layout, mutation=Mutation(fault), saves=False)
+    outcome = lab.run(trial, NAMED[layout].layout, mutation=Mutation(fault), saves=False)
     assert gaps(outcome, lab.alone(trial)).worst > 1e3 * TOLERANCE["fp64"]
