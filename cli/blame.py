@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="first step whose documents are suspected (default: the first after the last checkpoint before the spike)",
     )
     parser.add_argument("--metric", choices=("loss", "grad_norm"), default="loss", help="what spikes (default: loss)")
-    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: those of the run)")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as in the run)")
     parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
 
 
@@ -108,7 +108,7 @@ def _spike(directory: Path, step: int, measure: "Measure") -> "Spike":
     spike = Spike.of(directory, step, measure)
     if spike is None:
         message = f"{directory} has no record of step {step:,}, or of fewer than {LEAST_STEPS} steps before it"
-        raise Refused(3, f"xtrain blame: {message}: what is usual is not known")
+        raise Refused(3, f"xtrain blame: {message}: the usual loss is unknown")
     if not spike.is_high:
         usual = f"the median of {plural(spike.steps, 'recorded step')} before is {spike.usual:.5g}"
         raise Refused(2, f"xtrain blame: step {step:,} is no spike: its {measure} is {spike.value:.5g}, and {usual}")

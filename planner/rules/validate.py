@@ -183,7 +183,7 @@ def check_row_losses(spec: Spec, found: Findings) -> None:
         if not action.reads_token_losses:
             continue
         if spec.step is not None:
-            message = f"{spec.step.function} computes microbatches itself, so the loss of a row is not known"
+            message = f"{spec.step.function} computes microbatches itself, so the loss of a row is unknown"
             found.fail("actions.token_losses", "X431", path, message, "remove `row_losses`, or `step`")
         elif spec.rollout is not None:
             message = "the rows of a rollout are sampled completions, not rows of a dataset"

@@ -161,7 +161,7 @@ NO_SPIKE = [
     (("blame", "tiny"), 2, "give the step of the spike"),
     (("blame", "tiny", "--step", "26", "--alert", "1"), 2, "give the step of the spike"),
     (("blame", "tiny", "--step", "20"), 2, "step 20 is no spike: its loss is"),
-    (("blame", "tiny", "--step", "2"), 3, "what is usual is not known"),
+    (("blame", "tiny", "--step", "2"), 3, "the usual loss is unknown"),
     (("blame", "tiny", "--step", "99"), 2, "step 99 is after the last one of"),
     (("blame", "tiny", "--step", "26", "--from", "27"), 2, "--from 27 is after the spike"),
     (("blame", "tiny", "--alert", "7"), 2, "has raised"),
