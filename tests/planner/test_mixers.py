@@ -1,5 +1,6 @@
 """Layers of a user that mix positions: what a plan reads and measures of them, and what it refuses."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,11 @@ import pytest
 import torch
 
 from xtrain.blocks.mixer import UserMixer
+from xtrain.dsl.checking import inspections
 from xtrain.plan.parameters import matmul_parameters
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.user_parts import UserPart
+from xtrain.runtime.inspect import mixers
 from xtrain.runtime.inspect.trace import trace_plan
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache
@@ -44,9 +47,22 @@ launch {{ device = cpu }}
 """
 
 
+RUN_CHILD = inspections.run_child
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Layers are measured in this process, which has imported torch."""
+
+    def measured(module: str, content: str, *_: str, executes: bool) -> dict[str, Any]:
+        assert module == "mixers" and executes
+        given, result = tmp_path / "given.json", tmp_path / "description.json"
+        given.write_text(content)
+        mixers.main(str(given), str(result))
+        return json.loads(result.read_text())
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(inspections, "run_child", measured)
     return tmp_path
 
 
@@ -113,7 +129,9 @@ def test_planned_memory_is_near_the_traced(folder: Path, more: str, limit: float
     assert planned.memory.total_bytes == pytest.approx(traced.memory.total_bytes, rel=limit)
 
 
-def test_another_function_is_another_experiment(folder: Path):
+def test_another_function_is_another_experiment(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """A child process measures the layer, as in a command."""
+    monkeypatch.setattr(inspections, "run_child", RUN_CHILD)
     one, two = (compiled(folder, text).plan for text in (PARTS, PARTS.replace("x.cumsum(1)", "2 * x.cumsum(1)")))
     assert one is not None and two is not None and one.config_id != two.config_id
 

@@ -57,10 +57,11 @@ def read_by_transformers(folder: Path, caplog: pytest.LogCaptureFixture) -> Any:
     messages.enable_propagation()
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     messages.disable_propagation()
     warnings = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert [each.getMessage() for each in warnings if each.name.startswith("transformers")] == []
+    model, info = loaded
     assert not any(info.values())
     return model
 
