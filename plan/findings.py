@@ -210,8 +210,10 @@ def _group(name: str, spec: Spec) -> tuple[str, ...]:
         case "data_ranks":
             rest = ("{world}",) if isinstance(parallel.fsdp.size, Auto) else ()
             return ("parallel.fsdp.size", *copies, *rest)
-        case "kv_heads":
-            return ("model.heads", "model.kv_heads")
+        case "kv_heads":  # of layers with and without a window, if these differ
+            known = settings_of(type(spec.model))
+            own = ("full_kv_heads", "window", "full_layers") if "full_kv_heads" in known else ()
+            return ("model.family", "model.heads", "model.kv_heads", *(f"model.{name}" for name in own))
         case "context":
             own = ("parallel.cp.size", "parallel.cp.ring", "parallel.cp.ulysses")
             derived = isinstance(parallel.cp.ring, Auto) and isinstance(parallel.cp.ulysses, Auto)

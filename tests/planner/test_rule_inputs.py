@@ -100,6 +100,15 @@ def test_verdicts_change_by_their_inputs_alone(load: Callable[..., Spec]):
     assert len(found.rules) > 60
 
 
+@pytest.mark.parametrize("axes", ["tp 2", "cp 2"])
+def test_verdicts_of_layouts_change_by_the_heads_of_every_layer(load: Callable[..., Spec], axes: str):
+    heads = "heads = 8, kv_heads = 4, full_kv_heads = 1, head_dim = 8"
+    model = f"model gemma4 {{ dim = 32, layers = 2, {heads}, window = 8, full_layers = [1] }}"
+    found = Found()
+    found.walk(load(model=model, parallel=f"parallel {{ {axes} }}"), 1, "model.")
+    assert found.unexplained == [] and found.without_inputs == set()
+
+
 @pytest.mark.slow
 def test_verdicts_change_by_their_inputs_alone_whatever_the_value(load: Callable[..., Spec]):
     found = Found()
