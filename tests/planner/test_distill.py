@@ -70,7 +70,7 @@ def errors_of(tmp_path, settings, **blocks):
 TEACHERS = [
     ({}, ""),
     ({"vocab_size": 300}, "has a vocabulary of 300, and the model one of 258"),
-    ({"model_type": "mamba"}, "backbone.embeddings.weight"),  # computed by transformers' code, with other weights
+    ({"model_type": "gpt_neox"}, "gpt_neox.embed_in.weight"),  # computed by transformers' code, with other weights
     ({"num_hidden_layers": 3}, "layers.2"),
 ]
 
