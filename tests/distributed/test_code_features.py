@@ -54,7 +54,8 @@ FEATURES = {
     "texts": f'{LINES}\n{ADAMW}\non finish generate {{ prompts = ["line 1", "abc def ghi abc", "li"], tokens = 6 }}',
 }
 ORDINARY = ("dpo", "grpo", "nf4", "tasks")
-DELTA_NETS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # whose documents transformers' code does not keep apart in rows
+# Whose documents transformers' code does not keep apart in rows.
+RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "nemotron_h")
 FSDP, PP = ("parallel.fsdp=2",), ("parallel.pp=2", "batch.micro=1")
 
 
@@ -156,7 +157,7 @@ def test_native_code_and_transformers_learn_the_same(bench: Bench, family: str):
     folder = bench.folder / f"native {family}"
     make_native(family, "plain", folder)
     sets = ("experiment.budget=20 steps", "optimizer.lr=1e-3")
-    sets += (f"collate={ALONE}",) if family in DELTA_NETS else ()
+    sets += (f"collate={ALONE}",) if family in RECURRENT else ()
     routed = family in expert_families()  # without losses of routers on either side
     native, code = (
         bench.run(folder, label(family, kind), "sft", *sets, settings=settings)

@@ -168,6 +168,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "routed_scaling_factor": 2.5, "use_conv_bias": False, "use_bias": True, "layer_norm_epsilon": 1e-4,
             "layers_block_type": ["moe", "linear_attention", "linear_attention", "full_attention", "moe"]},
         "no experts": {**MAMBA, "n_groups": 1, "mamba_num_heads": 3, "layer_norm_epsilon": 1e-3,
+            "num_attention_heads": 3, "num_key_value_heads": 1, "n_routed_experts": 5,
             "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"]},
         "in blocks": {**MAMBA, "head_dim": 16, "mamba_head_dim": 16, "intermediate_size": 64,
             "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32,
