@@ -96,8 +96,8 @@ class NemotronH(GroupedExperts, Mamba2Settings, PlannedModel):
 
     family: str = named("nemotron_h")
     pattern: str | Auto = setting(
-        "the layer of each block: M a Mamba-2 mixer, * attention, - a feed-forward layer, E experts; auto: M E * E "
-        "again and again",
+        "the layer of each block: M a Mamba-2 mixer, * attention, - a feed-forward layer, E experts; auto: M E * E, "
+        "or without experts M - * -, again and again",
         default=AUTO,
         example='"MEM*E"',
         resuming="shape",
@@ -172,13 +172,19 @@ class NemotronH(GroupedExperts, Mamba2Settings, PlannedModel):
 
     @property
     def _blocks(self) -> str:
-        return "".join(islice(cycle("ME*E"), self.layers)) if isinstance(self.pattern, Auto) else self.pattern
+        if not isinstance(self.pattern, Auto):
+            return self.pattern
+        return "".join(islice(cycle("ME*E" if self.experts else "M-*-"), self.layers))
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         found = super().auto()
         width = found["expert_ffn"][0] if isinstance(self.expert_ffn, Auto) else self.expert_ffn
         shared = (self.shared_experts * width, f"shared_experts {self.shared_experts} · expert_ffn {width}")
-        return {**found, "pattern": (self._blocks, "M E * E again and again"), "shared_ffn": shared}
+        return {
+            **found,
+            "pattern": (self._blocks, "a mixer, another layer, attention, another layer, again and again"),
+            "shared_ffn": shared,
+        }
 
     def idle(self) -> dict[str, tuple[str, str]]:
         found, blocks = super().idle(), self._blocks
@@ -234,4 +240,7 @@ class NemotronH(GroupedExperts, Mamba2Settings, PlannedModel):
             ),
         }
         blocks = {kind: Residual.of(NormLayer("input_layernorm"), layer) for kind, layer in kinds.items()}
-        return tuple(blocks[kind] for kind in own["pattern"])
+        # A pattern that is reported as unfit gives each layer a block too.
+        pattern = own["pattern"].ljust(arch.layers, "M")[: arch.layers]
+        blocks["E"] = blocks["E" if arch.experts else "-"]
+        return tuple(blocks.get(kind, blocks["M"]) for kind in pattern)

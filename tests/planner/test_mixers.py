@@ -120,6 +120,27 @@ def test_a_server_has_no_delta_nets(more: str, world: int | None, codes: list[st
     assert [each.code for each in plan_from_text(text, "small.xtrain", world=world).diagnostics.errors] == codes
 
 
+HYBRID = "model nemotron_h {{ dim = 32, layers = 4, heads = 4, kv_heads = 2, {} }}"
+
+
+@pytest.mark.parametrize("more", ["", "parallel { pp 2 }", "parallel { tp 2 }"])
+@pytest.mark.parametrize(("settings", "reason"), [
+    ('pattern = "MXM*"', "no kind of blocks is named 'X'"),
+    ('pattern = "MM*"', "pattern has 3 blocks, and layers is 4"),
+    ('pattern = "MEM*EEE", experts = 4', "pattern has 7 blocks, and layers is 4"),
+    ('pattern = "MEM*"', "experts is 0, and some block of pattern is of kind E"),
+    ('pattern = "M-M*", experts = 4', "experts is 4, and no block of pattern is of kind E"),
+    ("mamba_heads = 7", "mamba_heads 7 is not divisible by mamba_groups 2"),
+    ("experts = 4, expert_groups = 3", "experts 4 cannot be divided into 3 groups"),
+])  # fmt: skip
+def test_patterns_and_sizes_that_do_not_fit(settings: str, reason: str, more: str):
+    model = DELTA.splitlines()[1]
+    text = DELTA.format(TRAINED + more).replace(model.format(), HYBRID.format(settings))
+    text = text.replace("small { }", "small { budget = 2 steps }")
+    found = plan_from_text(text, "small.xtrain", world=1).diagnostics.errors
+    assert any(each.code == "X433" and reason in each.message for each in found), found
+
+
 @pytest.mark.parametrize(("more", "limit"), [("activation none { }", 0.05), ("activation full { }", 0.08)])
 def test_planned_memory_is_near_the_traced(folder: Path, more: str, limit: float):
     plan = compiled(folder, more=more).plan
