@@ -80,15 +80,24 @@ def window_of(directory: Path, first: int, steps: int | None, last: int | None =
     """Return the window of a run: `steps` steps, or up to `last`, or to the end. Raises Refused (2) for steps that the
     run does not have, (3) without records."""
     from xtrain.runtime.jobs.replay import ReplayWindow
-    from xtrain.runtime.store.history import last_step
+    from xtrain.runtime.store.history import changed_within, last_step
+    from xtrain.tui.model.find import runs_below
 
     end = last_step(directory)
+    if any(run.state == "running" for run in runs_below(directory)):
+        print(f"note: the run is still running; its steps up to {end:,} are known", file=sys.stderr)
     if end == 0:
         raise Refused(3, f"xtrain: {directory} has no recorded step and no checkpoint: there is nothing to run again")
     if (asked := max(first, last or 0)) > end:
         raise Refused(2, f"xtrain: step {asked:,} is after the last one of {directory}, which is {end:,}")
     last = end if last is None else last
-    return ReplayWindow.of(directory, first, last if steps is None else first + steps - 1)
+    window = ReplayWindow.of(directory, first, last if steps is None else first + steps - 1)
+    for step in changed_within(directory, window.begin, window.last):
+        message = (
+            f"the run was resumed with another plan, or rolled back, at step {step:,}; the replay has the last plan"
+        )
+        print(f"warning[W706]: {message} in all steps", file=sys.stderr)
+    return window
 
 
 def without_sets(directory: Path, removed: "dict[str, np.ndarray]") -> list[str]:

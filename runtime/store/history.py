@@ -1,6 +1,7 @@
 """Steps that a model was trained with: the starts of its run, and of the runs whose checkpoints it began with."""
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from attrs import evolve, frozen
@@ -90,6 +91,16 @@ def last_step(directory: Path) -> int:
     latest = CheckpointFolder(directory / "checkpoints").latest()
     logged = read_all(StepMetrics, objects_since(directory / METRICS_FILE))
     return max([latest.step if latest else 0, *(metrics.step or 0 for metrics in logged)])
+
+
+def changed_within(directory: Path, begin: int, end: int) -> list[int]:
+    """Return the steps after `begin` and before `end` at which a run was resumed with another plan, or rolled back."""
+    starts = [*_starts(directory)]
+    return [
+        start.step
+        for before, start in pairwise(starts)
+        if begin < start.step < end and (start.came_from is not None or start.plan_id != before.plan_id)
+    ]
 
 
 def _plans(directory: Path) -> Iterator[tuple[str, Plan]]:

@@ -13,6 +13,10 @@ from forking import ForkedCommand
 from projects import Project, curve, events
 
 from xtrain.cli.run_data import RunData
+from xtrain.plan.serialise import dumps
+from xtrain.planner.load import plan_from_path
+from xtrain.runtime.feed.sightings import Stretch
+from xtrain.runtime.store.history import changed_within
 
 MORE = """
 every 4 steps checkpoint
@@ -239,3 +243,57 @@ def test_a_killed_search_goes_on_where_it_was(spiky: tuple[Project, Path]):
     code, out, err = called(project, "blame", "tiny", "--step", "26", "--json")
     assert code == 0, err
     assert [one["document"] for one in json.loads(out)["documents"]] == [131, 222]
+
+
+# Runs of several starts -----------------------------------------------------------------------------------------------
+
+
+def rows_seen(project: Project, model: str) -> list[tuple[str, int]]:
+    """(run, rows trained on) as `seen` says."""
+    code, out, err = called(project, "seen", model, "--json")
+    assert code == 0, err
+    return [(Path(one["run"]).name, one["rows"]) for one in map(json.loads, out.splitlines())]
+
+
+def test_resumes_and_runs_that_a_model_began_with_are_followed(project: Project):
+    spec = project.spec(steps=8, more="every 4 steps checkpoint\ncheckpoint { keep = none }")
+
+    def train(name: str, *sets: str) -> None:
+        arguments = (spec, *(word for text in (f'workspace.run="{name}"', *sets) for word in ("--set", text)))
+        project.start(*arguments, "--ui", "none").communicate(timeout=240)
+
+    train("one", "launch.stop_at=4 steps")
+    train("one", "batch.rows=4")
+    train("two", 'checkpoint.from="runs/tiny/one"', "experiment.budget=10 steps")
+    train("three", 'checkpoint.pretrained="runs/tiny/one"', "experiment.budget=2 steps")
+    assert rows_seen(project, "one") == [("one", 4 * 8 + 4 * 4)]
+    assert rows_seen(project, "two") == [("two", 4 * 8 + 4 * 4 + 2 * 8)]
+    assert rows_seen(project, "three") == [("one", 4 * 8 + 4 * 4), ("three", 2 * 8)]
+
+
+def test_rows_skipped_by_a_rollback_are_seen_before_it_only(project: Project, monkeypatch: pytest.MonkeyPatch):
+    """The steps after a rollback from step 6 to step 4 take the rows of steps 7 and later."""
+    monkeypatch.chdir(project.folder)
+    plan = plan_from_path(project.spec(steps=12)).plan
+    assert plan is not None
+    run = project.folder / "runs" / "tiny" / "made"
+    run.mkdir(parents=True)
+    (run / "plan.json").write_text(dumps(plan))
+    said = [
+        {"event": "run_start", "step": 0, "plan_id": plan.id, "resumed_step": None},
+        {"event": "rollback", "step": 4, "from_step": 6},
+        {"event": "run_start", "step": 0, "plan_id": plan.id, "resumed_step": 4},
+    ]
+    (run / "events.jsonl").write_text("".join(json.dumps({"time": 1.0, **each}) + "\n" for each in said))
+    (run / "metrics.jsonl").write_text('{"step": 9, "time": 1.0, "loss": 1.0}\n')
+    assert changed_within(run, 2, 9) == [4] and not changed_within(run, 4, 9)
+    (trained,) = RunData(run).runs
+    whole = Stretch.begin(plan, trained.stretches[0].prepared)
+    every = whole.prepared["lines"].train_documents
+
+    def taken(*stretches: Stretch) -> set[tuple[int, int]]:
+        parts = [part for stretch in stretches for part in stretch.sightings("lines", every)]
+        return {pair for part in parts for pair in zip(part.steps.tolist(), part.rows.tolist(), strict=True)}
+
+    expected = {(step if step <= 4 else step - 2, row) for step, row in taken(whole) if step <= 4 or 7 <= step <= 11}
+    assert taken(*trained.stretches) == expected
