@@ -137,12 +137,16 @@ def _compiled(arguments: argparse.Namespace) -> "SweepPlan | None":
     """Compile the sweep; None if the spec has no sweep. Raises Refused."""
     from xtrain.planner.compile_sweep import compile_sweep
 
+    demanded = getattr(arguments, "require_certificate", None) is not None
     compiled = compile_sweep(arguments.spec, arguments.sets, arguments.world, counted)
     if compiled is None:
         return None
     report(compiled.diagnostics)
     if compiled.plan is None:
         raise Refused(2, compiled.diagnostics.render(color=False), shown=True)
+    if demanded or compiled.plan.base.launch.get("certificate") == "required":
+        hint = "prove a trial's spec alone, and run the sweep without the demand"
+        raise Refused(2, f"error: each trial of a sweep is a plan of its own, and has no certificate; {hint}")
     return compiled.plan
 
 

@@ -15,6 +15,7 @@ from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data import Dataset
 from xtrain.dsl.schema.data_components import SOURCES, TOKENIZERS, Tokenizer, source_of
 from xtrain.dsl.schema.losses import INITIAL, LOSSES, ReferredLoss
+from xtrain.dsl.schema.model import Model
 from xtrain.dsl.schema.optimizers import SCHEDULERS, Optimizer
 from xtrain.dsl.schema.parallel import Activation, Compile, Ep, Parallel
 from xtrain.dsl.schema.policy import REWARDS
@@ -101,10 +102,10 @@ class SmallExperiment:
 
 
 def small_experiment(
-    plan: Plan, files: Mapping[str, str], most_ranks: int, teacher: str | None = None
+    plan: Plan, files: Mapping[str, str], most_ranks: int, teacher: str | None = None, folder: str | None = None
 ) -> SmallExperiment:
     """Return the small experiment of a plan. files: by dataset, a file of small records. teacher: folder of a small
-    teacher. Raises NoSmallExperiment."""
+    teacher. folder: of a small model, if a folder gives the sizes of the model. Raises NoSmallExperiment."""
     spec = spec_of(plan)
     uncovered = [*_uncovered(spec, plan)]
     sizes = _small_sizes(plan)
@@ -124,6 +125,8 @@ def small_experiment(
     if plan.mesh.size("pp") > 2 and _stages(plan) == 1:
         chosen.append({"pp": 3})  # a stage that neither begins nor ends the model
     small = _without_scale(spec, plan, files, teacher)
+    if folder is not None:
+        small = attrs.evolve(small, model=_of_folder(folder, spec.model.frozen))
     other = {} if chosen[0] == {"fsdp": 2} else {"fsdp": 2}
     rows = _rows(plan, [*chosen, other])
     small = attrs.evolve(small, batch=_batch(spec, plan, rows))
@@ -335,6 +338,27 @@ def _without_scale(spec: Spec, plan: Plan, files: Mapping[str, str], teacher: st
     if teacher is not None:
         loss = attrs.evolve(loss, teacher=teacher, live=True)
     return attrs.evolve(spec, loss=loss, **changes)
+
+
+OF_FOLDER: Final = """
+experiment small { budget = 1 step }
+model "FOLDER" { weights = none }
+tokenizer bytes
+dataset lines { source = jsonl("x") }
+batch { sequence = 64 }
+optimizer adamw { lr = 1 }
+"""
+
+
+def _of_folder(folder: str, frozen: tuple[str, ...]) -> Model:
+    """Return the model of a folder. Raises NoSmallExperiment."""
+    text = OF_FOLDER.replace("FOLDER", folder)
+    loaded = load_spec("small.xtrain", (), {"small.xtrain": text})
+    if loaded.spec is None:
+        raise NoSmallExperiment(next(iter(loaded.diagnostics.errors)).message, "use a model that xtrain can shrink")
+    model: Any = loaded.spec.model
+    layers = model.layers
+    return attrs.evolve(model, frozen=tuple(near_layers(each, layers) for each in frozen))
 
 
 def small_layers(plan: Plan) -> int:

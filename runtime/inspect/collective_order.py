@@ -44,6 +44,8 @@ def issued_alike(plan: Plan, told: Callable[[str], object] = lambda line: None) 
             return _untraced(f"{plan.architecture.title} looks at values, which a trace does not have")
         except (PlanMismatch, EnvironmentFault) as problem:
             return _untraced(str(problem))
+        except RuntimeError as problem:  # of torch, which may not support an operation on meta tensors
+            return _untraced(f"the trace of rank {rank:,} failed: {str(problem).splitlines()[0]}")
     problems = [problem for one, other in combinations(ranks, 2) for problem in _compared(plan, calls, one, other)]
     return Issued(ranks=ranks, calls=sum(map(len, calls.values())), problems=tuple(problems))
 

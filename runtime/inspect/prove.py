@@ -11,8 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import torch
 from attrs import evolve, frozen
 
+from xtrain.dsl.schema.model import Model
 from xtrain.plan.data import own_modules
 from xtrain.plan.plan import Plan
 from xtrain.plan.serialise import source_fingerprint
@@ -60,6 +62,7 @@ def prove(
         compared: Future[list[ComparedLayout]] = pool.submit(_compare, started, small, plans)
         issued = issued_alike(plan, told)
         results = compared.result()
+    untraced = ["the order of collectives at full size"] if issued.reason and plan.mesh.world_size > 1 else []
     return Certificate(
         plan=plan.id,
         subject=subject_of(plan),
@@ -74,7 +77,7 @@ def prove(
         compared=tuple(results),
         issued=issued,
         changed=tuple(Changed(setting=e.setting, before=e.before, after=e.after) for e in small.shrunken),
-        uncovered=small.uncovered,
+        uncovered=(*small.uncovered, *untraced),
         seconds=time.monotonic() - begin,
     )
 
@@ -99,12 +102,36 @@ def _small(plan: Plan, ranks: "_Ranks", most_ranks: int) -> tuple[SmallExperimen
         except RanksFailed as failure:
             raise EnvironmentFault("X741", f"a small teacher cannot be made: {failure}") from None
     try:
-        small = small_experiment(plan, files, most_ranks, teacher)
+        code = None if spec.model.folder is None or not spec.model.code else _small_code(spec.model, folder / "model")
+        small = small_experiment(plan, files, most_ranks, teacher, code)
     except NoSmallExperiment as none:
         raise EnvironmentFault("X741", f"{none}; {none.hint}") from None
     if made_up:
         small = evolve(small, uncovered=(*small.uncovered, f"the data of {', '.join(made_up)}: records are made up"))
     return small, [_planned(plan, each) for each in (small.alone, *small.layouts, small.other)]
+
+
+def _small_code(model: Model, folder: Path) -> str:
+    """Write the config of a small model that transformers' code computes, with all kinds of its layers; return its
+    folder. Raises NoSmallExperiment."""
+    from xtrain.dsl.checking.model_code import read_config
+    from xtrain.runtime.inspect.small_model import small
+    from xtrain.runtime.nn.model_code import build, config_of
+
+    assert model.folder is not None
+    hint = "prove a plan of a model that transformers' code computes"
+    if model.code == "remote":
+        raise NoSmallExperiment("modeling files of a folder are not shrunk", hint)
+    content = read_config(model.folder)
+    with torch.device("meta"):
+        whole = build(config_of(content))
+    found = small(content, whole)
+    if found is None:
+        raise NoSmallExperiment(f"no small model has all kinds of layers of {model.folder}", hint)
+    config = found.model.config
+    config.architectures = [type(found.model).__name__]
+    config.save_pretrained(folder)
+    return str(folder)
 
 
 def _planned(plan: Plan, layout: SmallLayout) -> Plan:

@@ -26,6 +26,18 @@ ROOT = Path(__file__).parents[2]
 SPECS = sorted(path for path in (ROOT / "specs").glob("*.xtrain") if path.stem != "serve_cpu")
 
 
+CODE = """
+experiment code { budget = 40 steps }
+launch { device = cpu }
+model "m" { weights = none }
+tokenizer bytes
+dataset lines { source = synthetic() }
+batch { sequence = 128, rows = 8 }
+optimizer adamw { lr = 3e-3 }
+parallel { fsdp 2 }
+"""
+
+
 class FaultyRanks(ForkedRanks):
     """Ranks of a laboratory with a fault in every job of several ranks, and in those that resume."""
 
@@ -126,6 +138,22 @@ def test_a_call_of_some_ranks_alone_is_found(lab, monkeypatch):
         ops.OPS.clear()
         ops.OPS.update(original)
     assert any("rank 3 issues all_reduce of 3 float32" in problem for problem in problems), problems
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_code_is_certified(lab, tmp_path, monkeypatch):
+    """Its sizes are those of a folder, for which a small one stands."""
+    from transformers import StableLmConfig
+
+    config = StableLmConfig(hidden_size=2048, num_hidden_layers=8, architectures=["StableLmForCausalLM"])
+    config.save_pretrained(tmp_path / "m")
+    monkeypatch.chdir(tmp_path)
+    Path("code.xtrain").write_text(CODE)
+    plan = plan_from_spec("code.xtrain").plan
+    assert plan is not None
+    certificate = proved(lab, plan)
+    assert not certificate.faults
+    assert ("model.dim", "2048", "32") in [(each.setting, each.before, each.after) for each in certificate.changed]
 
 
 @pytest.mark.slow

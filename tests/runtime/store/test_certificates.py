@@ -140,6 +140,13 @@ def test_commands_that_demand_one(plan, monkeypatch):
     assert xtrain("launch", "tiny.xtrain", "--dry", "--on", "local", cwd=Path.cwd()).returncode == 0
 
 
+def test_a_sweep_has_no_certificate():
+    words = "each trial of a sweep is a plan of its own, and has no certificate; prove a trial's spec alone"
+    for arguments in (("--require-certificate",), ("--set", "launch.certificate=required")):
+        refused = xtrain("run", "specs/sweep_cpu.xtrain", *arguments)
+        assert refused.returncode == 2 and words in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("axes", "arguments", "words"),
     [
