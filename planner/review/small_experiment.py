@@ -40,7 +40,7 @@ EPSILON: Final = 1e-3
 CLIP: Final = 0.5
 IN_FP64: Final = {"stochastic_rounding": False, "states": "auto"}
 SEQUENCE: Final = 64
-CONVERSATION: Final = 128
+CONVERSATION: Final = 256
 ROWS_OF_PROMPT: Final = 4
 REWARDED: Final = r"^[\x00-\x7f]()"
 """Pattern of answers that about half of the completions of a random model match."""
