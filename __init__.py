@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from xtrain.runtime.base.errors import EnvironmentFault as EnvironmentFault
     from xtrain.runtime.base.part_decorators import action as action
     from xtrain.runtime.base.part_decorators import collator as collator
+    from xtrain.runtime.base.part_decorators import environment as environment
     from xtrain.runtime.base.part_decorators import epoch as epoch
     from xtrain.runtime.base.part_decorators import evaluation_step as evaluation_step
     from xtrain.runtime.base.part_decorators import family as family
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from xtrain.runtime.base.part_decorators import source as source
     from xtrain.runtime.base.part_decorators import state as state
     from xtrain.runtime.base.part_decorators import step as step
+    from xtrain.runtime.base.part_decorators import tool as tool
     from xtrain.runtime.base.part_decorators import tracker as tracker
     from xtrain.runtime.base.part_decorators import train as train
     from xtrain.runtime.base.part_decorators import weight as weight
@@ -79,6 +81,7 @@ _OFFERED = {
     "evaluation_step": "xtrain.runtime.base.part_decorators",
     **dict.fromkeys(("train", "epoch"), "xtrain.runtime.base.part_decorators"),
     "reward": "xtrain.runtime.base.part_decorators",
+    **dict.fromkeys(("environment", "tool"), "xtrain.runtime.base.part_decorators"),
     "schedule": "xtrain.runtime.base.part_decorators",
     "step": "xtrain.runtime.base.part_decorators",
     "tracker": "xtrain.runtime.base.part_decorators",

@@ -16,7 +16,7 @@ from xtrain.dsl.schema.losses import LOSSES, Loss
 from xtrain.dsl.schema.model import Model
 from xtrain.dsl.schema.optimizers import SCHEDULERS, Ema, Optimizer, ParameterGroup, Scheduler
 from xtrain.dsl.schema.parallel import Activation, Compile, Parallel
-from xtrain.dsl.schema.policy import Reward, Rollout
+from xtrain.dsl.schema.policy import Environment, Reward, Rollout
 from xtrain.dsl.schema.precision import Precision
 from xtrain.dsl.schema.run import (
     Alerts,
@@ -82,6 +82,7 @@ class Spec:
     loss: Loss = field(factory=lambda: LOSSES.default())
     rollout: Rollout | None = None
     reward: Reward | None = None
+    environments: dict[str, Environment] = field(factory=dict)
     adapter: Adapter | None = None
     tasks: dict[str, AdapterTask] = field(factory=dict)
     ema: Ema | None = None
@@ -137,6 +138,7 @@ class Spec:
             ("scheduler.kind", self.scheduler),
             ("loss.kind", self.loss),
             ("reward.kind", self.reward),
+            *((f"environment.{name}", environment) for name, environment in self.environments.items()),
             *((f"hook.{name}", hook) for name, hook in self.hooks.items()),
             ("step.name", self.step),
             ("evaluation_step.name", self.evaluation_step),
@@ -146,6 +148,12 @@ class Spec:
             *((f"log.{tracker.kind}", tracker) for tracker in self.log.trackers()),
         )
         return [(path, part) for path, part in named if isinstance(part, UserComponent)]
+
+    @property
+    def environment(self) -> Environment | None:
+        """The environment that rollouts have conversations with."""
+        named = None if self.rollout is None else self.rollout.environment
+        return None if named is None else self.environments.get(named)
 
     @property
     def used(self) -> list[str]:

@@ -129,7 +129,12 @@ def _task(task: AdapterTask) -> dict[str, Any]:
 def _rollout(spec: Spec) -> dict[str, Any]:
     """Return how completions are sampled and scored."""
     assert spec.rollout is not None
-    return {**experiment_settings(spec.rollout), **({} if spec.reward is None else {"reward": _json(spec.reward)})}
+    environment = spec.environment
+    return {
+        **experiment_settings(spec.rollout),
+        **({} if spec.reward is None else {"reward": _json(spec.reward)}),
+        **({} if environment is None else {"environment": [environment.digest, experiment_settings(environment)]}),
+    }
 
 
 def _changing_hooks(spec: Spec) -> list[Any]:

@@ -73,6 +73,15 @@ class Eval(PlannedAction):
         added=True,
     )
 
+    environment: str | None = cadence_setting(
+        "with `answers` in a run with environments: the environment that the model has an episode with for each "
+        "held-out prompt; none: the environment of `rollout`",
+        default=None,
+        block="environment",
+        added=True,
+        example="guessing",
+    )
+
     def node(self, resolved: "Resolved", place: ActionPlace) -> ActionNode:
         averaged, of = averaged_weights(resolved)
         from xtrain.plan.groups import task_of
@@ -108,8 +117,12 @@ class Eval(PlannedAction):
             what = " and ".join(("loss", other, *(["its metrics"] if loss.measured else [])))
         if self.asks() is not None and resolved.spec.rollout is not None:
             args["answers"] = self.answers
-            what += f" and the mean reward of a {self.answers} completion of each prompt"
             after += (("setup.prompts", "prompts"),)
+            what += f" and the mean reward of a {self.answers} completion of each prompt"
+            if (named := self.environment or resolved.spec.rollout.environment) is not None:
+                args["environment"] = named
+                what += f", an episode with {named}"
+                after += ((f"setup.environment.{named}", "environment"),)
         if (curve := self._curve(resolved, place)) != "eval":
             args["curve"] = curve
             of += f", as {curve}/{self.dataset}"
@@ -129,8 +142,8 @@ class Eval(PlannedAction):
     def measures_like(self, other: Action, steps: int | None) -> bool:
         if not isinstance(other, type(self)) or other.dataset != self.dataset:
             return False
-        answered = {self.answers, other.answers} - {"none"}
-        return self._batches(steps) == other._batches(steps) and len(answered) < 2
+        asked = {(each.answers, each.environment) for each in (self, other) if each.answers != "none"}
+        return self._batches(steps) == other._batches(steps) and len(asked) < 2
 
     def _batches(self, steps: int | None) -> int | None:
         """Return the number of batches. `auto` is a twentieth of the steps, at least 1; None (all held-out rows) while
@@ -159,12 +172,17 @@ class Eval(PlannedAction):
         dataset, found = spec.datasets.get(self.dataset), {}
         if self.answers != "none" and spec.rollout is None:
             found["answers"] = ("there is no `rollout`, whose settings are used to sample answers", "leave it out")
+        if self.answers == "none":
+            found["environment"] = ("the model answers nothing", "add `answers = greedy`, or leave it out")
         if dataset is not None and dataset.choices is not None:
             found["batches"] = ("all questions are evaluated", "leave it out")
         return found
 
     def asks(self) -> str | None:
         return None if self.answers == "none" else self.dataset
+
+    def asks_in(self) -> str | None:
+        return self.environment
 
     def held_out(self) -> str:
         return self.dataset

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -39,25 +39,30 @@ from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records
 from xtrain.runtime.sampling.prompts import check_prompts, ends_of, prompt_of
 from xtrain.runtime.sampling.reference_weights import PointEstimate, ReferencePoint, exchanged_rows
-from xtrain.runtime.sampling.rollout import RowRanks, Sampler
+from xtrain.runtime.sampling.sampler import RowRanks, Sampler
 from xtrain.runtime.sampling.text_generator import TextGenerator
 from xtrain.runtime.store.saver import Saver
+
+if TYPE_CHECKING:
+    from xtrain.runtime.sampling.episodes import EpisodePlayer
 
 
 @frozen(kw_only=True, eq=False)
 class HeldOutPrompts:
     """One completion of each held-out prompt. rows: evaluated over all ranks; micro: sampled at once. seed: of the
-    draws, the same in each evaluation."""
+    draws, the same in each evaluation. score: None for episodes, which `player` plays."""
 
     reader: RowReader
     tokenizer: TextTokenizer
     ends: TextEnds
     sampler: Sampler
-    score: StepCall
+    score: StepCall | None
     rank: Rank
     rows: int
     micro: int
     seed: int
+    name: str
+    player: "EpisodePlayer | None" = None
 
     @classmethod
     def of(
@@ -71,9 +76,10 @@ class HeldOutPrompts:
         resources: Resources,
         *,
         greedy: bool,
+        environment: str | None = None,
     ) -> "HeldOutPrompts":
-        """Prepare an evaluation. rows: at most. greedy: complete with the likeliest tokens. Raises DataError for
-        prompts that rollouts cannot sample from."""
+        """Prepare an evaluation. rows: at most. greedy: complete with the likeliest tokens. environment: has an episode
+        for each prompt. Raises DataError for prompts that rollouts cannot sample from."""
         reader = dataset.parts["hold-out"]
         positions = plan.node("setup.prompts").args["positions"]
         sampled = plan.node("rollout.generate").args
@@ -81,13 +87,24 @@ class HeldOutPrompts:
         check_prompts(f"{dataset.name}, hold-out", reader, positions + 1 - most, most)
         temperature = 0.0 if greedy else sampled["temperature"]
         sampling = Sampling(temperature=temperature, top_k=sampled.get("top_k"), top_p=sampled["top_p"])
-        node = plan.node("rollout.score")
+        sampler = Sampler(author=author, tokenizer=tokenizer, row_ranks=row_ranks, sampling=sampling, most=most)
+        score = player = None
+        if environment is None:
+            node = plan.node("rollout.score")
+            score = op_of(node).bind(node, {**resources, "node_id": node.id})()
+        else:
+            from xtrain.runtime.sampling.episodes import EpisodePlayer  # only for runs with environments
+
+            world = resources["environments"][environment]
+            player = EpisodePlayer.of(plan, sampler, world, [dataset.name], sampled["turns"])
         return cls(
             reader=reader,
             tokenizer=tokenizer,
             ends=ends_of(plan, dataset.name, tokenizer),
-            sampler=Sampler(author=author, tokenizer=tokenizer, row_ranks=row_ranks, sampling=sampling, most=most),
-            score=op_of(node).bind(node, {**resources, "node_id": node.id})(),
+            sampler=sampler,
+            score=score,
+            name=dataset.name,
+            player=player,
             rank=author.rank,
             rows=min(reader.rows.num_rows, rows or reader.rows.num_rows),
             micro=plan.node("setup.loader").args["micro"],
@@ -103,7 +120,8 @@ class HeldOutPrompts:
             # After the last prompt, ranks sample the first one again, because other ranks wait for them.
             numbers = [number if number < self.rows else 0 for number in range(first, first + self.micro)]
             groups = self._sampled(numbers)
-            self.score(Step(index=0, groups=[groups]))
+            if self.score is not None:
+                self.score(Step(index=0, groups=[groups]))
             if self.sampler.row_ranks.is_first:
                 reward_sums = [group.rewards.sum() for group in groups[: max(0, self.rows - first)]]
                 sums += torch.tensor(
@@ -116,12 +134,17 @@ class HeldOutPrompts:
 
     def _sampled(self, numbers: list[int]) -> list[SampledGroup]:
         prompts = [prompt_of(self.reader.row(number), self.tokenizer) for number in numbers]
-        completions = self.sampler.sample(
-            [prompt.ids.tolist() for prompt in prompts],
-            [self.ends] * len(prompts),
-            [f"{self.seed} held out {number}" for number in numbers],
-        )
-        return [SampledGroup(prompt, [completion]) for prompt, completion in zip(prompts, completions, strict=True)]
+        keys = [f"{self.seed} held out {number}" for number in numbers]
+        if self.player is None:
+            ids = [prompt.ids.tolist() for prompt in prompts]
+            completions = self.sampler.sample(ids, [self.ends] * len(prompts), keys)
+        else:
+            begins = [f"{key} begin" for key in keys]
+            completions = self.player.play(self.player.starts(prompts, keys, begins, [self.name] * len(keys)))
+        groups = [SampledGroup(prompt, [found]) for prompt, found in zip(prompts, completions, strict=True)]
+        for group in groups if self.player is not None else ():
+            group.rewards = group.rewards_of_episodes()
+        return groups
 
 
 @frozen(kw_only=True)
@@ -318,6 +341,7 @@ def evaluate(
     objective: str | None = None,
     task: str | None = None,
     answers: str | None = None,
+    environment: str | None = None,
     curve: str = "eval",
     resources: Resources | None = None,
     reference_point: ReferencePoint | None = None,
@@ -326,9 +350,9 @@ def evaluate(
 
     choices: documents are answer choices after their questions. objective: the unit of the training loss (token,
     sequence or pair), measured too; None: cross-entropy only. task: use this task's adapter; None: none. answers: how
-    held-out prompts are completed, `greedy` or `sampled`; their mean reward is measured too. curve: first part of the
-    names of metrics. averaged: use the averaged
-    weights once they exist. user: a user function called instead of the forward.
+    held-out prompts are completed, `greedy` or `sampled`; their mean reward is measured too. environment: has an
+    episode for each. curve: first part of the names of metrics. averaged: use the averaged weights once they exist.
+    user: a user function called instead of the forward.
     """
     weights = Weights(ema=ema if averaged else None, saver=saver)
     loader = feed.evaluation(dataset, rows, rank, measures=objective is not None)
@@ -344,7 +368,10 @@ def evaluate(
         author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
         ranks, greedy = RowRanks.of(rank, meshes), answers == "greedy"
         prepared = feed.datasets[dataset]
-        asked = HeldOutPrompts.of(plan, author, tokenizer, prepared, rows, ranks, resources or {}, greedy=greedy)
+        given, world = resources or {}, environment
+        asked = HeldOutPrompts.of(
+            plan, author, tokenizer, prepared, rows, ranks, given, greedy=greedy, environment=world
+        )
 
     @torch.no_grad()
     def run(step: Step) -> None:

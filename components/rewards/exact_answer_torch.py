@@ -7,7 +7,7 @@ from xtrain.runtime.base.mesh import Meshes
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.nn.batch import Prompt, StepCall
-from xtrain.runtime.sampling.rollout import RowRanks
+from xtrain.runtime.sampling.sampler import RowRanks
 from xtrain.runtime.sampling.scoring import by_text, scoring
 
 

@@ -10,7 +10,7 @@ from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.base.user_parts import failures_of, part_of, spec_folder
 from xtrain.runtime.nn.batch import Prompt, StepCall
-from xtrain.runtime.sampling.rollout import RowRanks
+from xtrain.runtime.sampling.sampler import RowRanks
 from xtrain.runtime.sampling.scoring import by_text, scoring
 
 

@@ -468,7 +468,7 @@ def _scalar(kind: type, annotation: Any, value: Value, context: Context, around:
         return _metric(kind, data, value, context)
     if kind is str and isinstance(data, str):
         return data
-    if kind is str and context.is_label and isinstance(data, Word):
+    if kind is str and (context.is_label or context.meta.block) and isinstance(data, Word):
         return data.text
     if kind is float and is_number(data):
         return float(data)

@@ -104,6 +104,10 @@ class Action(Component):
         """Dataset whose held-out prompts the model answers for this action, in a run with rollouts."""
         return None
 
+    def asks_in(self) -> str | None:
+        """Environment in which the model answers for this action; None: the one of the rollouts."""
+        return None
+
     def needs_steps(self) -> tuple[str, str] | None:
         """Return (what of the action needs further steps, what to write instead); None if the run may end right after
         it."""

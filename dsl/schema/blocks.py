@@ -44,6 +44,7 @@ KINDS: Final[dict[str, type]] = {
     "loss": losses.Loss,
     "rollout": rollout.Rollout,
     "reward": rollout.Reward,
+    "environment": rollout.Environment,
     "ema": ema.Ema,
     "precision": precision.Precision,
     "parallel": parallel.Parallel,
@@ -67,6 +68,7 @@ NAMED: Final[dict[str, str]] = {
     "phase": "phases",
     "group": "groups",
     "hook": "hooks",
+    "environment": "environments",
     "task": "tasks",
 }
 # Blocks that have no defaults: without the block the spec has no such part.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
 
-from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.component import Component, Registry, UserComponent
 from xtrain.dsl.schema.losses import (
     ADVANTAGES,
     OLD,
@@ -20,6 +20,8 @@ from xtrain.dsl.schema.setting import (
     Role,
     at_least,
     between,
+    file_name,
+    label,
     not_negative,
     positive,
     setting,
@@ -177,12 +179,21 @@ METRICS: Final = {
         "share, 0 to 1",
     ),
     "rollout/tokens": (
-        "length of a completion including the final token, mean over the completions of the step",
+        "length of a completion including the final token, mean over the completions of the step; of an episode, the "
+        "tokens of all its turns",
         "tokens",
     ),
-    "rollout/cut": ("completions cut off at `max_tokens`", "share, 0 to 1"),
+    "rollout/cut": (
+        "completions cut off at `max_tokens`; episodes with such a turn, or without room for another one",
+        "share, 0 to 1",
+    ),
     "rollout/left_out": (
         "with `top_k` or `top_p`: probability of the excluded tokens, mean over the sampled tokens of the step",
+        "share, 0 to 1",
+    ),
+    "rollout/turns": ("with an `environment`: turns of an episode, mean over the episodes of the step", "turns"),
+    "rollout/lost": (
+        "with an `environment`: episodes that ended because a call exceeded its limits or ended its process",
         "share, 0 to 1",
     ),
     "rollout/routing_differs": (
@@ -204,7 +215,22 @@ class Rollout:
     trains on them; the training datasets provide the prompts."""
 
     group: int = setting("completions per prompt, which are compared with each other", default=8, check=at_least(1))
-    max_tokens: int = setting("maximum number of tokens of a completion", default=256, check=at_least(1))
+    max_tokens: int = setting(
+        "maximum number of tokens of a completion, with an `environment` of a turn", default=256, check=at_least(1)
+    )
+    environment: str | None = setting(
+        "environment that completions are conversations with; none: a completion is one answer",
+        default=None,
+        block="environment",
+        added=True,
+        example="guessing",
+    )
+    turns: int = setting(
+        "with an `environment`: maximum number of turns of an episode, each a completion of the model",
+        default=8,
+        check=at_least(1),
+        added=True,
+    )
     temperature: float = setting(
         "sampling temperature; the log-probabilities of the loss are of logits / temperature too",
         default=1.0,
@@ -260,6 +286,40 @@ class Rollout:
     def period(self) -> int:
         """Steps between two steps that sample."""
         return self.steps * self.updates
+
+
+@frozen
+class Environment(UserComponent):
+    """`environment NAME { … }`: a class of your own with `@environment` that rollouts have conversations with. Its
+    other settings are the parameters of `reset`."""
+
+    name: str = label(check=file_name)
+    seconds: Quantity = setting(
+        "processor time of a call of `reset`, `step`, `finish` or a tool; an episode that exceeds it ends",
+        default=Quantity(5, "seconds"),
+        units=("seconds",),
+        check=positive,
+        example="5 s",
+    )
+    wait: Quantity = setting(
+        "time to wait for such a call; an episode that exceeds it ends",
+        default=Quantity(60, "seconds"),
+        units=("seconds",),
+        check=positive,
+        example="60 s",
+    )
+    memory: Quantity = setting(
+        "memory that the process of an episode may allocate in addition to its size at the start",
+        default=Quantity(1 << 29, "bytes"),
+        units=("bytes",),
+        check=positive,
+        example="512 MiB",
+    )
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        """Functions that the model may call, as chat templates take them."""
+        return self.declared["tools"]
 
 
 REWARDS: Final = Registry["Reward"]("reward", "rewards", op="rollout.score")

@@ -138,6 +138,7 @@ class Setting:
     doc: one line for the docs. units: the units of a `Quantity`. check: the range of the value, or the rule for a text.
     role: see `Role`. example: a value as written in a spec. only: block labels (a model family, a scheduler kind) that
     have this setting; empty: all. required_by: labels that must set it although it has a default for all other labels.
+    block: kind of the block that the value names; it may be written without quotes.
     names: the meaning of the free names of a block, such as the datasets of `mixture`; the setting then is a dict of
     all of them without a name of its own. added: the setting is newer than existing plans; plans omit its default, so
     their ids stay. registry: of the components whose names it takes. without: settings that a nested block does not
@@ -154,6 +155,7 @@ class Setting:
     required_by: tuple[str, ...] = ()
     example: str = ""
     names: str = ""
+    block: str = ""
     added: bool = False
     registry: Any = attrs.field(default=None, eq=False)
     without: tuple[str, ...] = ()
@@ -172,6 +174,7 @@ def setting(
     required_by: tuple[str, ...] = (),
     example: str = "",
     names: str = "",
+    block: str = "",
     added: bool = False,
     without: tuple[str, ...] = (),
     resuming: str = "",
@@ -190,6 +193,7 @@ def setting(
         required_by=required_by,
         example=example,
         names=names,
+        block=block,
         added=added,
         without=without,
         resuming=resuming,

@@ -70,6 +70,7 @@ Kind = Literal[
     "collator",
     "loss",
     "reward",
+    "environment",
     "optimizer",
     "schedule",
     "hook",
@@ -86,6 +87,10 @@ Kind = Literal[
 GOES_WITH: Final = ("model", "optimizer", "scheduler", "loss", "adapter", "reward", "stack")
 # A parameter of a collator that the run fills: random numbers of the row.
 GENERATOR: Final = "generator"
+# A parameter of `reset` of an environment that the run fills: random numbers of the episode.
+RANDOM: Final = "random"
+# Decorator of the methods of an environment that the model may call.
+TOOL: Final = "tool"
 # Inputs of a loss per token, each [T]. First parameter: log-probability of the label. Filled by the run: mean of the
 # log-probabilities of the whole vocabulary, their entropy, log-sum-exp of the logits.
 LOGPROB: Final = "logprob_T"
@@ -117,8 +122,8 @@ class PartKind:
     that the run passes to a function that has them. refused: names that a parameter must not have, and what to do
     instead. options: the arguments of the decorator. chosen: where a spec names it, in words. block: the kind of block
     whose label names it; empty for calls. composes: its body is evaluated from its text. methods: for a class, the
-    methods it may have in addition to `open` (at least one), with their parameters. For a class, inputs and filled
-    describe the parameters of `open` after `self`.
+    methods it may have in addition to the one that `opens` it (at least one, and those it `needs`), with their
+    parameters. For a class, inputs and filled describe the parameters of that method after `self`.
     """
 
     name: Kind
@@ -130,6 +135,8 @@ class PartKind:
     options: Mapping[str, Option] = field(factory=dict)
     block: str = ""
     methods: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    opens: str = "open"
+    needs: tuple[str, ...] = ()
     composes: bool = False
 
     def filled_with(self, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -184,6 +191,23 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
             inputs=("prompt", "completion", "record"),
             refused=_LABEL,
             block="reward",
+        ),
+        PartKind(
+            "environment",
+            "@environment",
+            "is chosen by `environment NAME { … }`",
+            inputs=("task",),
+            refused={
+                **_NAME,
+                **dict.fromkeys(
+                    ("seconds", "wait", "memory"), "rename it: every `environment` block has a setting of this name"
+                ),
+            },
+            block="environment",
+            opens="reset",
+            methods={"step": ("text",), "finish": ()},
+            needs=("step",),
+            filled=(RANDOM,),
         ),
         PartKind(
             "optimizer",

@@ -17,6 +17,7 @@ from xtrain.dsl.user_parts.kinds import (
     MAY_CHANGE,
     NOTHING,
     PART_KINDS,
+    TOOL,
     Kind,
     Option,
     PartKind,
@@ -196,13 +197,19 @@ class _PartReader:
         parameters = self.signatures.parameters(function, kind, fills)
         if weights is None or states is None or parameters is None or self._wrong_states(name, options, states):
             return None
+        placed = [*function.args.posonlyargs, *function.args.args]
+        first = len(about.inputs) + isinstance(node, ast.ClassDef)
+        asked = {each.arg for each in (*placed[first:], *function.args.kwonlyargs)}
+        filled = tuple(each for each in fills if each in asked)
         if isinstance(node, ast.ClassDef):
-            return Declared(kind, node.name, parameters, (), options, does, name, goes_with=goes_with)
+            if kind == "environment":
+                tools = self._tools(node)
+                if tools is None:
+                    return None
+                options = {**options, "tools": tools}
+            return Declared(kind, node.name, parameters, filled, options, does, name, goes_with=goes_with)
         if self._random_part(node, options.get("takes", "")):
             return None
-        placed = [*node.args.posonlyargs, *node.args.args]
-        asked = {each.arg for each in (*placed[len(about.inputs) :], *node.args.kwonlyargs)}
-        filled = tuple(each for each in fills if each in asked)
         body = FunctionBody(self.module, node) if about.composes else None
         return Declared(kind, node.name, parameters, filled, options, does, name, weights, states, body, goes_with)
 
@@ -219,27 +226,35 @@ class _PartReader:
         return True
 
     def _opened(self, node: ast.ClassDef, about: PartKind) -> ast.FunctionDef | None:
-        """Return `open` of a class with valid methods of its kind; None after reporting a mistake."""
+        """Return the method that opens a class with valid methods of its kind; None after reporting a mistake."""
         methods, elsewhere = self._methods(node, set())
-        wanted = {"open": about.inputs, **about.methods}
+        opens = about.opens
+        wanted = {opens: about.inputs, **about.methods}
         for name, inputs in wanted.items():
             method = methods.get(name)
-            form = f"write `def {name}(self, {', '.join(inputs)})`"
+            form = f"write `def {name}({', '.join(('self', *inputs))})`"
             if isinstance(method, ast.AsyncFunctionDef):
                 self._wrong(f"`{name}` of `{node.name}` is an async function", self.module.name_span(method), form)
                 return None
-            if method is not None and name != "open" and not _takes(method, 1 + len(inputs)):
-                message = f"`{name}` of `{node.name}` must take only {' and '.join(f'`{each}`' for each in inputs)}"
+            if method is not None and name != opens and not _takes(method, 1 + len(inputs)):
+                listed = " and ".join(f"`{each}`" for each in inputs or ("self",))
+                message = f"`{name}` of `{node.name}` must take only {listed}"
                 self._wrong(message, self.module.name_span(method), form)
                 return None
         if "__init__" in methods and not _takes(methods["__init__"], 1):
             message = f"`{node.name}` is created without arguments"
-            self._wrong(message, self.module.name_span(methods["__init__"]), "move them to `open`, after `context`")
+            hint = f"move them to `{opens}`, after `{about.inputs[0]}`"
+            self._wrong(message, self.module.name_span(methods["__init__"]), hint)
             return None
-        found = methods.get("open")
+        found = methods.get(opens)
+        for needed in about.needs:
+            if needed not in methods and not elsewhere:
+                hint = f"add `def {needed}({', '.join(('self', *about.methods[needed]))})`"
+                self._wrong(f"`{node.name}` has no `{needed}`", self.module.name_span(node), hint)
+                return None
         if not isinstance(found, ast.FunctionDef):
-            hint = f"add `def open(self, {', '.join(about.inputs)})`, followed by its settings"
-            message = f"`{node.name}` has no `open`"
+            hint = f"add `def {opens}(self, {', '.join(about.inputs)})`, followed by its settings"
+            message = f"`{node.name}` has no `{opens}`"
             if elsewhere:
                 message += f" in this file, and `{ast.unparse(elsewhere[0])}` is not read"
             self._wrong(message, self.module.name_span(node), hint)
@@ -249,6 +264,14 @@ class _PartReader:
             self._wrong(f"`{node.name}` would receive nothing", self.module.name_span(node), f"give it {listed}")
             return None
         return found
+
+    def _tools(self, node: ast.ClassDef) -> tuple[dict[str, Any], ...] | None:
+        """Return the definitions of the methods with `@tool`, in order; None after reporting a mistake."""
+        methods, _ = self._methods(node, set())
+        marks = f"xtrain.{TOOL}"
+        marked = [each for each in methods.values() if marks in map(self.module.dotted, each.decorator_list)]
+        tools = [self.signatures.tool(method) for method in marked]
+        return None if None in tools else tuple(tool for tool in tools if tool is not None)
 
     def _methods(self, node: ast.ClassDef, seen: set[str]) -> tuple[dict[str, Any], list[ast.expr]]:
         """Return the methods of a class by name, including inherited ones, and its bases outside this file."""

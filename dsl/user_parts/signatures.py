@@ -3,7 +3,8 @@
 import ast
 from collections.abc import Callable
 from math import isfinite
-from typing import Any, Final
+from types import NoneType
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from attrs import field
 
@@ -124,6 +125,40 @@ class SignatureReader:
                 self._wrong(message, each.span, "write a plain value: a number, a string, a list, `True`, `None`")
                 return None
         return tuple(each for each in given if each is not None)
+
+    def tool(self, method: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, Any] | None:
+        """Return the definition of a method that a model may call, with the JSON schema of its parameters; None after
+        reporting a mistake."""
+        does, arguments = (ast.get_docstring(method) or "").strip(), method.args
+        name, named = self.module.name_span(method), [*arguments.args[1:], *arguments.kwonlyargs]
+        if isinstance(method, ast.AsyncFunctionDef) or arguments.vararg or arguments.kwarg or arguments.posonlyargs:
+            hint = "write `def` without `async`, and name every parameter"
+            self._wrong(f"the tool `{method.name}` does not name what a model may pass", name, hint)
+            return None
+        if not does:
+            message = f"the tool `{method.name}` has no docstring, from which a model knows what it does"
+            self._wrong(message, name, "describe it in the first line of the function")
+            return None
+        defaults: list[ast.expr | None] = [None] * (len(arguments.args) - len(arguments.defaults))
+        values = [*[*defaults, *arguments.defaults][1:], *arguments.kw_defaults]
+        properties, required = {}, []
+        for argument, default in zip(named, values, strict=True):
+            parameter = self._parameter(argument, default, True)
+            if parameter is None:
+                return None
+            form = _json_schema(parameter.type)
+            if form is None:
+                message = f"the type of `{argument.arg}` of the tool `{method.name}` has no JSON schema"
+                hint = "annotate it as `int`, `float`, `str`, `bool`, a `list` or `dict` of these, or a `Literal`"
+                self._wrong(message, self.module.span(argument), hint)
+                return None
+            bounds = {} if parameter.check is None else _bounds_of(parameter.check)
+            properties[argument.arg] = {**form, **bounds, **({"description": parameter.doc} if parameter.doc else {})}
+            if parameter.required:
+                required.append(argument.arg)
+        schema = {"type": "object", "properties": properties, "required": required}
+        function = {"name": method.name, "description": does.split("\n")[0].strip(), "parameters": schema}
+        return {"type": "function", "function": function}
 
     def _parameter(self, node: ast.arg, default: ast.expr | None, named: bool) -> Parameter | None:
         """Return a parameter; None after reporting an unreadable annotation."""
@@ -248,6 +283,35 @@ class SignatureReader:
 
     def _wrong(self, message: str, span: Span, hint: str) -> None:
         self.diagnostics.error("X223", message, span, hint=hint)
+
+
+_JSON_TYPES: Final = {int: "integer", float: "number", str: "string", bool: "boolean"}
+
+
+def _json_schema(kind: Any) -> dict[str, Any] | None:
+    """Return the JSON schema of a type of `type_of`; None for one without."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind in _JSON_TYPES:
+        return {"type": _JSON_TYPES[kind]}
+    if origin is Literal:
+        return {"type": "string", "enum": list(parts)}
+    if origin in (tuple, dict):
+        inner = _json_schema(parts[0] if origin is tuple else parts[1])
+        if inner is None:
+            return None
+        word, held = ("array", "items") if origin is tuple else ("object", "additionalProperties")
+        return {"type": word, held: inner}
+    if origin is Union:
+        inner = _json_schema(next(part for part in parts if part is not NoneType))
+        return None if inner is None else {"anyOf": [inner, {"type": "null"}]}
+    return None
+
+
+def _bounds_of(check: Range) -> dict[str, Any]:
+    """Return the bounds of a number in the words of JSON schemas."""
+    named = {"minimum": check.low, "exclusiveMinimum": check.above}
+    named |= {"maximum": check.high, "exclusiveMaximum": check.below}
+    return {name: bound for name, bound in named.items() if bound is not None}
 
 
 def _default(node: ast.expr | None) -> Any:

@@ -306,9 +306,9 @@ RolloutProblem = tuple[str, str, str, str]
 
 @checks(
     "rollout.*",
-    reads="rollout.* reward.* loss.* dataset dataset.* mixture.* phase.*.mix collate optimizer.kind batch.sequence "
-    "batch.ramp_from adapter adapter.* {evaluated} every.*.actions.*.answers on.*.actions.*.answers task "
-    "step.*",
+    reads="rollout.* reward.* environment environment.* loss.* dataset dataset.* mixture.* phase.*.mix collate "
+    "optimizer.kind batch.sequence batch.ramp_from adapter adapter.* {evaluated} every.*.actions.*.answers "
+    "on.*.actions.*.answers every.*.actions.*.environment on.*.actions.*.environment task step.* tokenizer.source",
 )
 def check_rollout(spec: Spec, trained: Set[str], found: Findings) -> None:
     """Report everything that a rollout cannot be combined with. trained: the training datasets."""
@@ -321,15 +321,24 @@ def check_rollout(spec: Spec, trained: Set[str], found: Findings) -> None:
 
 def _problems(spec: Spec, trained: Set[str]) -> Iterator[RolloutProblem]:
     if spec.rollout is not None:
-        yield from (*_own(spec, spec.rollout), *_loss(spec), *_around(spec))
         asked = {action.asks() for _, action in spec.actions}
-        for name in (each for each in spec.datasets if each in trained | asked):
+        prompting = [name for name in spec.datasets if name in trained | asked]
+        from xtrain.planner.data.episodes import problems_of_episodes  # only rollouts have episodes
+
+        yield from (*_own(spec, spec.rollout), *problems_of_episodes(spec, spec.rollout, prompting))
+        yield from (*_loss(spec), *_around(spec))
+        for name in prompting:
             yield from _dataset(name, spec.datasets[name])
         if spec.rollout.updates > 1:
             yield from _repeated(spec, trained)
-    elif spec.reward is not None:
+        return
+    if spec.reward is not None:
         message = "`reward` scores the completions of a rollout, and there is none"
         yield "reward", "reward", message, "add `rollout { group = 8 }`, or remove `reward`"
+    for name in spec.environments:
+        message = f"rollouts have conversations with `{name}`, and there are none"
+        hint = f"add `rollout {{ environment = {name} }}`, or remove it"
+        yield f"environment.{name}", f"environment.{name}", message, hint
 
 
 @checks("rollout.replay", reads="rollout.* model.* tokenizer.source")
@@ -341,19 +350,19 @@ def check_replay(spec: Spec, arch: Architecture, found: Findings) -> None:
 
 
 def _own(spec: Spec, rollout: Rollout) -> Iterator[RolloutProblem]:
-    compares = ADVANTAGES in spec.loss.columns
-    if spec.reward is None and compares:
+    compares, unscored = ADVANTAGES in spec.loss.columns, spec.reward is None and rollout.environment is None
+    if unscored and compares:
         yield "reward", "rollout", "nothing says how good a completion is", "add `reward exact_answer { }`"
-    if spec.reward is None and any(action.asks() for _, action in spec.actions):
+    if unscored and any(action.asks() for _, action in spec.actions):
         yield "answers", "rollout", "a `reward` scores the `answers` of an evaluation", "add `reward exact_answer { }`"
-    if spec.reward is None and rollout.scale_rewards != Rollout().scale_rewards:
+    if unscored and rollout.scale_rewards != Rollout().scale_rewards:
         yield "scale", "rollout.scale_rewards", "there are no rewards to scale", "remove it, or add a `reward`"
     if rollout.group == 1 and compares:
         message = "a single completion has nothing to be compared with: its advantage would be 0"
         yield "group", "rollout.group", message, "write `group = 8`"
     # A prompt has at least one token; the last token of a completion takes no position.
     needed = rollout.group * rollout.max_tokens
-    if rollout.group > 1 and needed > spec.batch.sequence:
+    if rollout.group > 1 and rollout.environment is None and needed > spec.batch.sequence:
         message = (
             f"{rollout.group} completions of {rollout.max_tokens:,} tokens take {needed:,} positions without their "
         )

@@ -96,16 +96,21 @@ def longest_prompt(resolved: "Resolved", rollout: Rollout) -> int:
 
 
 def sampling_cache_bytes(resolved: "Resolved", rollout: Rollout) -> int:
-    """Return the cache bytes of the completions of a microbatch, on the rank with the most."""
-    return cache_bytes(resolved, resolved.batch.micro * rollout.group, completion_positions(resolved, rollout))
+    """Return the cache bytes of the completions of a microbatch, on the rank with the most. Episodes of different
+    lengths end at the same position, before a turn of each."""
+    positions = completion_positions(resolved, rollout)
+    positions += rollout.max_tokens if rollout.environment is not None else 0
+    return cache_bytes(resolved, resolved.batch.micro * rollout.group, positions)
 
 
 def kept_completions_bytes(resolved: "Resolved", rollout: Rollout) -> int:
     """Return the bytes of completions, at full length and without texts, in a checkpoint after the first of several
     steps whose completions are sampled at once. The first step's completions are included if they are used again."""
     waiting = (rollout.steps - (rollout.updates == 1)) * resolved.batch.rows * rollout.group
-    experts = completion_positions(resolved, rollout) * replayed_width(resolved) * BYTES["fp32"]
-    return waiting * (rollout.max_tokens * TOKEN_BYTES + experts)
+    positions = completion_positions(resolved, rollout)
+    experts = positions * replayed_width(resolved) * BYTES["fp32"]
+    tokens = rollout.max_tokens if rollout.environment is None else positions + 1
+    return waiting * (tokens * TOKEN_BYTES + experts)
 
 
 def replayed_width(resolved: "Resolved") -> int:

@@ -39,6 +39,7 @@ from xtrain.planner.derive.further_models import (
 )
 from xtrain.planner.derive.layout import resolve_cluster
 from xtrain.planner.derive.model import kept_tensors, reference_files
+from xtrain.planner.graph.episodes import add_environments, episodes_text
 from xtrain.planner.graph.parallel import TEACHER
 from xtrain.text.units import BYTES, bytes_text, count_text, flops_text, plural, seconds_text
 
@@ -64,7 +65,8 @@ def sampling_seconds(resolved: Resolved, rollout: Rollout) -> float | None:
     link = cluster.network if crosses and cluster.network is not None else cluster.link
     gathering = weights * (shards - 1) / shards / link if resolved.dense_fsdp else 0.0
     token = max(weights / sheet.bandwidth, products) + gathering
-    return rollout.steps * resolved.batch.accumulate * rollout.max_tokens * token
+    turns = 1 if rollout.environment is None else rollout.turns
+    return rollout.steps * resolved.batch.accumulate * rollout.max_tokens * turns * token
 
 
 PROMPTS = "setup.prompts"
@@ -95,6 +97,7 @@ def add_prompts(graph: Builder, resolved: Resolved, loader: str) -> None:
     rollout = resolved.spec.rollout
     if rollout is None:
         return
+    add_environments(graph, resolved, loader)
     args = {"positions": completion_positions(resolved, rollout), "max_tokens": rollout.max_tokens}
     most = f"{longest_prompt(resolved, rollout):,} tokens"
     does = f"take prompts from documents: the text before the last answer, at most {most}"
@@ -142,6 +145,8 @@ def _reward_rules(args: Mapping[str, Any]) -> Rules:
     temperature=learns("rollout.temperature", _SAMPLED),
     top_k=learns("rollout.top_k", _SAMPLED),
     top_p=learns("rollout.top_p", _SAMPLED),
+    environment=learns("rollout.environment", _SAMPLED),
+    turns=learns("rollout.turns", _SAMPLED),
 )
 @resumes("rollout.score", by=_reward_rules)
 @resumes(
@@ -164,18 +169,25 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward | None) -> 
         **({"show": int(rollout.show.value)} if rollout.show is not None else {}),
         **({"steps": rollout.steps} if rollout.steps > 1 else {}),
         **({"updates": rollout.updates} if rollout.updates > 1 else {}),
+        **({"environment": rollout.environment, "turns": rollout.turns} if rollout.environment is not None else {}),
     }
     everyone, rows = resolved.wide(*AXES), resolved.wide("pp", "ring", "ulysses", "tp")
     prompts = rollout.steps * resolved.batch.rows // resolved.layout.mesh.data_ranks
     forward, world = forward_flops(resolved.architecture, resolved.batch.sequence), resolved.layout.mesh.world_size
-    tokens = rollout.steps * resolved.batch.rows * rollout.group * rollout.max_tokens
+    turns = 1 if rollout.environment is None else rollout.turns
+    tokens = rollout.steps * resolved.batch.rows * rollout.group * rollout.max_tokens * turns
+    if turns > 1:  # each turn reads the episode before it
+        tokens += rollout.steps * resolved.batch.rows * rollout.group * completion_positions(resolved, rollout) * turns
     share = forward * tokens / world
     share *= completion_positions(resolved, rollout) if computes_again(resolved) else 1
     cache = cache_text(resolved, sampling_cache_bytes(resolved, rollout))
     several = f", for {rollout.steps} steps at once" if rollout.steps > 1 else ""
     several += f", every {rollout.period} steps" if rollout.updates > 1 else ""
     does = f"sample {plural(rollout.group, 'completion')} of each of {plural(prompts, 'prompt')} on each data rank"
-    does += f"{several}, at most {plural(rollout.max_tokens, 'token')} each, one microbatch after another; "
+    if rollout.environment is None:
+        does += f"{several}, at most {plural(rollout.max_tokens, 'token')} each, one microbatch after another; "
+    else:
+        does += f"{several}: {episodes_text(resolved, rollout)}; "
     does += f"{drawn_text(rollout)}; "
     does += "record the experts of each token for the step; " if rollout.replay_routing else ""
     does += f"{cache}; at most {flops_text(share)} a rank"
@@ -185,10 +197,17 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward | None) -> 
     masks = {"mask_truncated": True} if rollout.mask_truncated else {}
     made += "; truncated completions are not trained on" if masks else ""
     nodes = [RolloutStep("rollout.generate", does, args, everyone)]
-    if reward is None:
+    by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
+    advantages = {"scale": rollout.scale_rewards, **masks}
+    if rollout.environment is not None:
+        made = (
+            f"advantages: reward of an episode minus the mean of its group{by}; {made}; turns are trained on, what the "
+        )
+        made += "environment says is not"
+        nodes.append(RolloutStep("rollout.advantages", made, advantages, everyone))
+    elif reward is None:
         nodes.append(RolloutStep("rollout.rows", made, masks, everyone))
     else:
-        by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
         made = f"advantages: reward minus the mean of its group{by}; {made}"
         scored, scorer = reward.does(), scorer_of(resolved)
         if scorer is not None:
@@ -196,7 +215,7 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward | None) -> 
             scored += f"; a reward-model forward of at most {share} a rank"
         nodes += [
             RolloutStep("rollout.score", scored, {"kind": reward.kind, **reward.args()}, rows),
-            RolloutStep("rollout.advantages", made, {"scale": rollout.scale_rewards, **masks}, everyone),
+            RolloutStep("rollout.advantages", made, advantages, everyone),
         ]
     if resolved.spec.loss.computed:
         share = flops_text(forward * resolved.batch.tokens_per_step / world)

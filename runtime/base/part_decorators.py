@@ -126,6 +126,30 @@ def reward(function: F) -> F:
     return _marker(Mark("reward"))(function)
 
 
+@_bare_or_called
+def environment(kind: F) -> F:
+    """Register a class as an environment that rollouts have conversations with: `environment name { … }`.
+
+    One object is created for each episode, without arguments, in a process of its own with limits on time and memory.
+    `reset(task, …)` comes first: `task` is a dict with the `prompt` and the `answer` of a document and its `values`;
+    the other parameters are the settings, except `random`, which gets a `random.Random` that is the same for all
+    episodes of a group. It returns the text of the first message, or a list of messages.
+
+    `step(text)` gets the text of a turn of the model. It returns the reply; or (reply, reward), where a reply of None
+    ends the episode; or a reward, which ends it; or None, which ends it without a reward. `finish()`, if the class has
+    it, is called at the end and returns a further reward. The reward of an episode is the sum of all.
+
+    Methods with `@tool` are functions that the model may call in a turn; `step` is not called for such a turn.
+    """
+    return _marker(Mark("environment"))(kind)
+
+
+def tool(method: F) -> F:
+    """Let the model call a method of an environment. Its parameters have annotated types, and the first line of its
+    docstring says what it does. The result, a text or a value of JSON, is the reply."""
+    return method
+
+
 def optimizer(
     state: Sequence[str] = (), scalars: Sequence[str] = (), *, goes_with: GoesWith = None
 ) -> Callable[[F], F]:

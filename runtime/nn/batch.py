@@ -257,6 +257,10 @@ class Completion:
     tokens [C]: with the end token. logprobs [C]: of logits / temperature, before any are left out. left_out: sum over
     its tokens of the left-out probability. text: without the end token. cut: it has no end token, because it reached
     the largest length. experts: int32 [P + C, width], the column `EXPERTS` of prompt and completion, if recorded.
+
+    Of an episode: tokens [C]: the whole conversation, from its first message on, without the prompt. sampled [C]: 1
+    for the tokens of the model's turns; the logprobs of others are 0. experts: int32 [C, width]. cut: its last turn
+    was, or there was no room for another one. rewards: of its turns and its end. lost: a call exceeded its limits.
     """
 
     tokens: Sequence[int]
@@ -265,6 +269,15 @@ class Completion:
     cut: bool
     left_out: float = 0.0
     experts: np.ndarray | None = field(default=None, eq=False)
+    sampled: Sequence[int] | None = None
+    rewards: Sequence[float] = ()
+    turns: int = 0
+    lost: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of sampled tokens."""
+        return len(self.tokens) if self.sampled is None else sum(self.sampled)
 
 
 @define(eq=False)
@@ -277,29 +290,41 @@ class SampledGroup:
     rewards: np.ndarray = field(factory=lambda: np.empty(0))
     advantages: np.ndarray = field(factory=lambda: np.empty(0))
 
-    def row(self, *, mask_truncated: bool = False) -> RawRow:
-        """Return one document per completion, whose tokens are predicted, unless it is cut and `mask_truncated`."""
-        head, sizes = len(self.prompt.ids), [len(completion.tokens) for completion in self.completions]
-        learned = [not (mask_truncated and completion.cut) for completion in self.completions]
+    def rewards_of_episodes(self) -> np.ndarray:
+        """Return the sum of the rewards of each episode, float64 [G]."""
+        return np.array([sum(completion.rewards) for completion in self.completions], np.float64)
 
+    def row(self, *, mask_truncated: bool = False) -> RawRow:
+        """Return one document per completion, whose sampled tokens are predicted, unless it is cut or lost and
+        `mask_truncated`."""
+        heads = [self.prompt.ids if each.sampled is None else self.prompt.ids[:0] for each in self.completions]
         experts = [completion.experts for completion in self.completions if completion.experts is not None]
 
-        def column(numbers: Iterable[Sequence[float]]) -> list[np.ndarray]:
-            return [np.concatenate((np.zeros(head), values)).astype(np.float32) for values in numbers]
+        def column(numbers: Iterable[Sequence[float] | np.ndarray]) -> list[np.ndarray]:
+            pairs = zip(heads, numbers, strict=True)
+            return [np.concatenate((np.zeros(len(head)), values)).astype(np.float32) for head, values in pairs]
 
-        advantages = ([a] * size for a, size in zip(self.advantages, sizes, strict=True))
+        masks = [_sampled(completion) for completion in self.completions]
+        learned = [not (mask_truncated and (each.cut or each.lost)) for each in self.completions]
+        trained = column(mask * on for mask, on in zip(masks, learned, strict=True))
+        advantages = (a * mask for a, mask in zip(self.advantages, masks, strict=True))
         return RawRow(
-            segments=[np.concatenate((self.prompt.ids, completion.tokens)) for completion in self.completions],
-            trained=[np.repeat(np.array([0, on], np.uint8), (head, n)) for on, n in zip(learned, sizes, strict=True)],
+            segments=[np.concatenate((head, each.tokens)) for head, each in zip(heads, self.completions, strict=True)],
+            trained=[mask.astype(np.uint8) for mask in trained],
             columns={
-                OLD: column([completion.logprobs for completion in self.completions]),
+                OLD: column(completion.logprobs for completion in self.completions),
                 **({ADVANTAGES: column(advantages)} if len(self.advantages) else {}),
-                **({EXPERTS: experts} if len(experts) == len(sizes) else {}),
+                **({EXPERTS: experts} if len(experts) == len(masks) else {}),
             },
-            values={name: [value] * len(sizes) for name, value in self.prompt.values.items()},
+            values={name: [value] * len(masks) for name, value in self.prompt.values.items()},
             dataset=self.prompt.dataset,
             position=self.prompt.place,
         )
+
+
+def _sampled(completion: Completion) -> np.ndarray:
+    """Return 1 for each token of a completion that was sampled, float64 [C]."""
+    return np.ones(len(completion.tokens)) if completion.sampled is None else np.array(completion.sampled, np.float64)
 
 
 def advantages_of(rewards: np.ndarray, scale: str) -> np.ndarray:

@@ -51,12 +51,16 @@ class Chat:
         messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         messages.append({"role": "user", "content": said})
         for message in messages:
-            if (spelt := self._reserved.search(message["content"])) is not None:
+            if (spelt := self.reserved.search(message["content"])) is not None:
                 raise DataError(f"the {message['role']} message contains the special token {spelt[0]}")
         try:
             (text,) = Bounded(partial(written_prompt, self.template)).map([messages])
         except (TemplateRefusal, BeyondBounds) as refusal:
             raise DataError(f"{self.template.origin}: {refusal}") from refusal
+        return self.begun(text)
+
+    def begun(self, text: str) -> list[int]:
+        """Return the tokens of a rendered conversation from its beginning on."""
         ids = self.tokenizer.encode_rendered([text])[0].ids.tolist()
         begun = not self.tokenizer.has_bos or ids[:1] == [self.tokenizer.bos]
         return ids if begun else [self.tokenizer.bos, *ids]
@@ -74,11 +78,12 @@ class Chat:
         return turn.partition(answer)[2].strip()
 
     def _said(self, messages: list[Message]) -> str:
-        turns, _ = written_turns(self.template, messages, self._reserved)
+        turns, _ = written_turns(self.template, messages, self.reserved)
         return "".join(turns.text[start:end] for start, end in turns.spans())
 
     @property
-    def _reserved(self) -> re.Pattern[str]:
+    def reserved(self) -> re.Pattern[str]:
+        """Texts that no message may contain."""
         return reserved(self.tokenizer, self.template)
 
 

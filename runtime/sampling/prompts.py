@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 import torch
 import torch.distributed as dist
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from xtrain.plan.plan import Plan
 from xtrain.runtime.base.errors import DataError
@@ -255,6 +255,15 @@ def pack(groups: Sequence[tuple[Prompt, Sequence[Completion]]], end: int) -> byt
         "left_out": np.array([completion.left_out for completion in flat], np.float64),
         "texts": np.frombuffer(json.dumps([completion.text for completion in flat]).encode(), np.uint8),
     }
+    if any(completion.sampled is not None for completion in flat):
+        rewards = [number for completion in flat for number in completion.rewards]
+        arrays |= {
+            "sampled": np.array([each for completion in flat for each in completion.sampled or ()], np.uint8),
+            "rewards": np.array(rewards, np.float64),
+            "reward_counts": np.array([len(completion.rewards) for completion in flat], np.int64),
+            "turns": np.array([completion.turns for completion in flat], np.int64),
+            "lost": np.array([completion.lost for completion in flat], np.bool_),
+        }
     if experts:
         columns = [experts[place, n] for place, (_, completions) in known.items() for n in range(len(completions))]
         arrays |= {
@@ -284,17 +293,29 @@ def unpacked(content: bytes) -> tuple[dict[int, StoredGroup], int]:
             experts,
             strict=True,
         )
-        completions = iter(
-            [
-                Completion(
-                    tokens=ids.tolist(), logprobs=chances.tolist(), text=text, cut=cut, left_out=missing, experts=own
-                )
-                for ids, chances, text, cut, missing, own in parts
-            ]
-        )
+        completed = [
+            Completion(
+                tokens=ids.tolist(), logprobs=chances.tolist(), text=text, cut=cut, left_out=missing, experts=own
+            )
+            for ids, chances, text, cut, missing, own in parts
+        ]
+        if "sampled" in arrays:
+            completed = _episodes(arrays, completed)
+        completions = iter(completed)
         known = zip(*(arrays[name].tolist() for name in ("places", "prompts", "counts")), strict=True)
         groups = {
             place: StoredGroup(prompt=prompt, completions=tuple(next(completions) for _ in range(count)))
             for place, prompt, count in known
         }
         return groups, int(arrays["end"])
+
+
+def _episodes(arrays: Mapping[str, np.ndarray], completed: Sequence[Completion]) -> list[Completion]:
+    """Return completions with what an archive knows of their episodes."""
+    masks = np.split(arrays["sampled"], np.cumsum(arrays["lengths"])[:-1])
+    rewards = np.split(arrays["rewards"], np.cumsum(arrays["reward_counts"])[:-1])
+    parts = zip(completed, masks, rewards, arrays["turns"].tolist(), arrays["lost"].tolist(), strict=True)
+    return [
+        evolve(completion, sampled=mask.tolist(), rewards=tuple(numbers.tolist()), turns=turns, lost=lost)
+        for completion, mask, numbers, turns, lost in parts
+    ]

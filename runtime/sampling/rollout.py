@@ -1,19 +1,15 @@
 """Rollouts: completions from the model in training, with their log-probabilities, advantages and comparison."""
 
 import time
-from collections.abc import Iterator, Sequence
-from random import Random
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from attrs import frozen
-from torch import Tensor
 
 from xtrain.dsl.schema.losses import OLD
 from xtrain.plan.plan import Plan
 from xtrain.records.training_events import GeneratedText, GenerateEvent
-from xtrain.runtime.base.collectives import all_gather
 from xtrain.runtime.base.mesh import Meshes
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Rank
@@ -33,148 +29,15 @@ from xtrain.runtime.nn.loss import IGNORE
 from xtrain.runtime.nn.parallelize import reshard
 from xtrain.runtime.nn.pipeline import PipelineSchedule
 from xtrain.runtime.nn.router import ExpertRouter
-from xtrain.runtime.nn.texts import NO_TOKEN, Continuation, Draws, Sampling, TextEnds
+from xtrain.runtime.nn.texts import Sampling
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records
+from xtrain.runtime.sampling.environments import Environment
+from xtrain.runtime.sampling.episodes import EpisodePlayer, EpisodeStart
 from xtrain.runtime.sampling.prompts import Groups, KeptCompletions, PromptReader
-from xtrain.runtime.sampling.text_generator import LogitsNotFinite, Prompts, TextGenerator
-
-
-@frozen(eq=False)
-class RowRanks:
-    """Ranks that hold the same rows. row: the ranks of tp and cp; pipeline: the stages; None if that is this rank
-    alone."""
-
-    rank: Rank
-    row: dist.ProcessGroup | None
-    pipeline: dist.ProcessGroup | None
-
-    @classmethod
-    def of(cls, rank: Rank, meshes: Meshes) -> "RowRanks":
-        return cls(rank, *(meshes.group(axis) if meshes.has(axis) else None for axis in ("row", "pp")))
-
-    @property
-    def is_first(self) -> bool:
-        """True on the one rank, of all with the same rows, that does work needed once."""
-        return all(self.rank.coordinates[axis] == 0 for axis in ("pp", "ring", "ulysses", "tp"))
-
-    def share(self, tensor: Tensor, stage: int = 0) -> Tensor:
-        """Broadcast a tensor in place from the first rank of a pipeline coordinate. Collective."""
-        if self.row is not None:
-            dist.broadcast(tensor, group=self.row, group_src=0)
-        if self.pipeline is not None:
-            dist.broadcast(tensor, group=self.pipeline, group_src=stage)
-        return tensor
-
-
-@frozen(kw_only=True, eq=False)
-class Sampler:
-    """Sampler of completions. most: tokens of a completion. records: also record the experts of each token. Calls are
-    collective over all ranks, which need the same number of rows each."""
-
-    author: TextGenerator
-    tokenizer: TextTokenizer
-    row_ranks: RowRanks
-    sampling: Sampling
-    most: int
-    records: bool = False
-
-    def sample(
-        self, prompts: Sequence[Sequence[int]], ends: Sequence[TextEnds], keys: Sequence[str]
-    ) -> list[Completion]:
-        """Sample a completion of each prompt, with random numbers that depend only on its key and the position. Raises
-        LogitsNotFinite on all ranks alike."""
-        texts = [Continuation(self.tokenizer, ids, end, self.most) for ids, end in zip(prompts, ends, strict=True)]
-        tokens: list[list[int]] = [[] for _ in prompts]
-        logprobs: list[list[float]] = [[] for _ in prompts]
-        left_out = [0.0] * len(prompts)
-        sent: list[np.ndarray] = []
-        draws = Draws(self.sampling, [Random(key) for key in keys])
-        rows = Prompts.of(prompts, max(map(len, prompts)) + self.most - 1, self.author.rank.device)
-        with self.author.model.axes.uncut_rows():
-            batch = rows.first()
-            for number in range(1, self.most + 1):
-                following, chances, missing = self._drawn(draws, self._logits(batch, sent), len(prompts))
-                for row, text in enumerate(texts):
-                    if not text.done:
-                        tokens[row].append(following[row])
-                        logprobs[row].append(chances[row])
-                        left_out[row] += missing[row]
-                        text.add(following[row])
-                if self._all_done(all(text.done for text in texts), NO_TOKEN not in following):
-                    break
-                if number < self.most:
-                    batch = rows.next(following)
-        experts = [None] * len(prompts) if not self.records else _of_rows(sent, prompts, tokens)
-        return [
-            Completion(tokens=ids, logprobs=chance, text=text.text, cut=text.cut, left_out=missing, experts=own)
-            for ids, chance, text, missing, own in zip(tokens, logprobs, texts, left_out, experts, strict=True)
-        ]
-
-    def _logits(self, batch: ModelBatch, sent: list[np.ndarray]) -> Tensor | None:
-        """Return the author's logits. sent: receives the experts of the batch's positions, int32 [B, S, width]."""
-        if not self.records:
-            return self.author.logits(batch)
-        model, axes = self.author.model, self.author.model.axes
-        axes.recorded = recorded = []
-        try:
-            logits_BV = self.author.logits(batch)
-        finally:
-            axes.recorded = None
-        arch, (rows, positions) = model.parts[0].arch, batch.shape
-        of_layer = dict(zip((layer for part in model.parts for layer in part.routing_layers), recorded, strict=True))
-        none_BSK = torch.full((rows, positions, arch.experts_per_token), -1, device=self.author.rank.device)
-        chosen_layers = []
-        for layer in arch.expert_layers:
-            chosen_BSK = of_layer.get(layer, none_BSK)
-            if layer in of_layer and axes.tensor is not None:  # ranks have sharded the positions
-                chosen_BSK = all_gather(chosen_BSK, 1, axes.tensor.group)[:, :positions]
-            chosen_layers.append(chosen_BSK)
-        sent.append((torch.cat(chosen_layers, 2) + 1).int().cpu().numpy())
-        return logits_BV
-
-    def _drawn(self, draws: Draws, logits_BV: Tensor | None, rows: int) -> tuple[list[int], list[float], list[float]]:
-        """Return the next token of every row, its log-probability, and the probability of left-out tokens."""
-        pipeline, device = self.author.pipeline, self.author.rank.device
-        drawn = torch.zeros(3, rows, dtype=torch.float64, device=device)
-        if logits_BV is not None:
-            chosen_B = draws.next(logits_BV)
-            exact_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
-            logprob_BV = (exact_BV / self.sampling.temperature).log_softmax(-1)
-            drawn[0] = chosen_B
-            drawn[1] = logprob_BV.gather(1, chosen_B.clamp(min=0)[:, None])[:, 0]
-            drawn[2] = self.sampling.left_out(exact_BV, logprob_BV)
-        self.row_ranks.share(drawn, 0 if pipeline is None else pipeline.last_owner)
-        chosen, chances, missing = drawn.tolist()
-        return [int(token) for token in chosen], chances, missing
-
-    def _all_done(self, done: bool, finite: bool) -> bool:
-        """Return True if every rank has finished its completions. Raises LogitsNotFinite if a rank has no token."""
-        rank = self.author.rank
-        state = torch.tensor([not done, not finite], dtype=torch.int32, device=rank.device)
-        if rank.data_ranks > 1:
-            dist.all_reduce(state, op=dist.ReduceOp.MAX)
-        goes_on, broken = state.tolist()
-        if broken:
-            raise LogitsNotFinite("no token can be chosen: logits of the model are NaN or infinite")
-        return not goes_on
-
-
-def _of_rows(
-    sent: Sequence[np.ndarray], prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
-) -> list[np.ndarray]:
-    """Return the experts of each row: a token's entry is that of the position before it, where it is a label.
-
-    sent: of the prompts, which end together, then of one position at a time, int32 [B, S, width].
-    """
-    whole = np.concatenate(sent, axis=1)
-    longest, width = max(map(len, prompts)), whole.shape[2]
-    columns = []
-    for row, (ids, own) in enumerate(zip(prompts, tokens, strict=True)):
-        first, positions = longest - len(ids), len(ids) + len(own) - 1
-        columns.append(np.concatenate((np.zeros((1, width), np.int32), whole[row, first : first + positions])))
-    return columns
+from xtrain.runtime.sampling.sampler import RowRanks, Sampler
+from xtrain.runtime.sampling.text_generator import LogitsNotFinite, TextGenerator
 
 
 @op("rollout.generate")
@@ -184,6 +47,7 @@ def generate(
     rank: Rank,
     meshes: Meshes,
     prompts: PromptReader,
+    plan: Plan,
     records: Records,
     node_id: str,
     group: int,
@@ -196,6 +60,9 @@ def generate(
     show: int | None = None,
     steps: int = 1,
     updates: int = 1,
+    environment: str | None = None,
+    turns: int = 1,
+    environments: Mapping[str, Environment] | None = None,
     feed: Feed | None = None,
     kept_completions: KeptCompletions | None = None,
     pipeline: PipelineSchedule | None = None,
@@ -205,8 +72,9 @@ def generate(
 
     Draws depend on the seed, the prompt's place in the run, the completion's number and the position, whatever the
     ranks. show: record those of the first prompt every `show` steps. steps, updates: steps divisible by their product
-    sample for all steps up to the next such step; each completion is used in `updates` of them. Raises NonFinite on all
-    ranks alike if no token can be chosen.
+    sample for all steps up to the next such step; each completion is used in `updates` of them. environment:
+    completions are episodes with it, of at most `turns` turns. Raises NonFinite on all ranks alike if no token can be
+    chosen, and PartFailed if the environment does something invalid.
     """
     author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
@@ -219,13 +87,28 @@ def generate(
         records=replay_routing,
     )
 
+    player, most = None, max_tokens
+    names = [dataset.name for dataset in prompts.loader.datasets]
+    if environment is not None:
+        assert environments is not None
+        player = EpisodePlayer.of(plan, sampler, environments[environment], names, turns)
+        most = player.positions + 1
+
+    def completed(pairs: list[tuple[Prompt, int]]) -> list[Completion]:
+        keys = [f"{seed} {prompt.place} {number}" for prompt, number in pairs]
+        if player is None:
+            ids = [prompt.ids.tolist() for prompt, _ in pairs]
+            return sampler.sample(ids, [prompts.ends_of(prompt) for prompt, _ in pairs], keys)
+        return player.play(
+            [
+                EpisodeStart(prompt, key, f"{seed} {prompt.place} begin", names[max(0, prompt.dataset)])
+                for (prompt, _), key in zip(pairs, keys, strict=True)
+            ]
+        )
+
     def sampled(microbatch: list[Prompt]) -> list[SampledGroup]:
         pairs = [(prompt, number) for prompt in microbatch for number in range(group)]
-        completions = sampler.sample(
-            [prompt.ids.tolist() for prompt, _ in pairs],
-            [prompts.ends_of(prompt) for prompt, _ in pairs],
-            [f"{seed} {prompt.place} {number}" for prompt, number in pairs],
-        )
+        completions = completed(pairs)
         parts = (completions[first : first + group] for first in range(0, len(pairs), group))
         return [SampledGroup(prompt, part) for prompt, part in zip(microbatch, parts, strict=True)]
 
@@ -234,7 +117,7 @@ def generate(
             step.sampled = True
             return [sampled(microbatch) for microbatch in prompts.of_step(step.index)]
         assert feed is not None
-        kept_completions.find(step.index, prompts, group=group, most=max_tokens, experts=replay_routing)
+        kept_completions.find(step.index, prompts, group=group, most=most, experts=replay_routing)
         if kept_completions.of(step.index) is None:
             step.sampled = True
             period = steps * updates
@@ -256,6 +139,8 @@ def generate(
             # Rows of one token and of prompts: a block compiled for the rows of a step does not help here.
             with torch.compiler.set_stance("force_eager"):
                 step.groups = of_step(step)
+                for sampled_group in (each for microbatch in step.groups for each in microbatch if player is not None):
+                    sampled_group.rewards = sampled_group.rewards_of_episodes()
         except LogitsNotFinite as problem:
             nan = float("nan")
             raise NonFinite(step.index + 1, nan, nan, f"step {step.index + 1}: {problem}") from problem
@@ -264,11 +149,19 @@ def generate(
             model.train()
         if show is not None and step.index % show == 0:
             first, seconds = step.groups[0][0], time.perf_counter() - begin
-            samples = [GeneratedText(first.prompt.text, completion.text) for completion in first.completions]
+            samples = [GeneratedText(_begun(first.prompt, one, tokenizer), one.text) for one in first.completions]
             event = GenerateEvent(step=step.index, node=node_id, weights="trained", samples=samples, seconds=seconds)
             records.event(event)
 
     return sample_completions
+
+
+def _begun(prompt: Prompt, completion: Completion, tokenizer: TextTokenizer) -> str:
+    """Return the text before a completion: the prompt, or what an environment said first."""
+    if completion.sampled is None:
+        return prompt.text
+    first = next((place for place, own in enumerate(completion.sampled) if own), len(completion.tokens))
+    return tokenizer.decode(completion.tokens[:first])
 
 
 @op("rollout.advantages")
@@ -298,15 +191,15 @@ def rows(feed: Feed, rank: Rank, meshes: Meshes, plan: Plan, mask_truncated: boo
     """
     counts = RowRanks.of(rank, meshes).is_first
     sampled = plan.node("rollout.generate").args
-    leaves_out = "top_k" in sampled or sampled["top_p"] < 1
+    leaves_out, converses = "top_k" in sampled or sampled["top_p"] < 1, "environment" in sampled
 
     def form_rows(step: Step) -> None:
         rows = ([group.row(mask_truncated=mask_truncated) for group in microbatch] for microbatch in step.groups)
         step.microbatches = feed.collate.of_step(rows)
-        sums = torch.tensor(summed(step.groups) if counts else [0.0] * 9, dtype=torch.float64, device=rank.device)
+        sums = torch.tensor(summed(step.groups) if counts else [0.0] * 11, dtype=torch.float64, device=rank.device)
         if rank.world_size > 1:
             dist.all_reduce(sums)
-        completions, groups, scored, reward, squares, silent, tokens, cut, left_out = sums.tolist()
+        completions, groups, scored, reward, squares, silent, tokens, cut, left_out, turns, lost = sums.tolist()
         if scored:
             step.reward = mean = reward / scored
             deviation = max(0.0, squares / scored - mean**2) ** 0.5
@@ -315,6 +208,7 @@ def rows(feed: Feed, rank: Rank, meshes: Meshes, plan: Plan, mask_truncated: boo
             "rollout/tokens": tokens / completions,
             "rollout/cut": cut / completions,
             **({"rollout/left_out": left_out / tokens} if leaves_out else {}),
+            **({"rollout/turns": turns / completions, "rollout/lost": lost / completions} if converses else {}),
         }
 
     return form_rows
@@ -322,16 +216,17 @@ def rows(feed: Feed, rank: Rank, meshes: Meshes, plan: Plan, mask_truncated: boo
 
 def summed(microbatches: list[list[SampledGroup]]) -> list[float]:
     """Sum completions, groups, scored completions, rewards and their squares, groups of equal rewards, tokens, cut
-    completions, and the left-out probability over tokens."""
+    completions, the left-out probability over tokens, turns of episodes, and lost episodes."""
     groups = [group for microbatch in microbatches for group in microbatch]
     completions = [completion for group in groups for completion in group.completions]
     rewards = np.concatenate([group.rewards for group in groups])
     silent = sum(bool((group.rewards == group.rewards[:1]).all()) for group in groups if len(group.rewards))
-    tokens = sum(len(completion.tokens) for completion in completions)
+    tokens = sum(completion.count for completion in completions)
     cut = sum(completion.cut for completion in completions)
     left_out = sum(completion.left_out for completion in completions)
     scores = (len(rewards), rewards.sum(), np.square(rewards).sum(), silent)
-    return [float(number) for number in (len(completions), len(groups), *scores, tokens, cut, left_out)]
+    turns, lost = (sum(numbers) for numbers in zip(*((each.turns, each.lost) for each in completions), strict=True))
+    return [float(number) for number in (len(completions), len(groups), *scores, tokens, cut, left_out, turns, lost)]
 
 
 @op("rollout.compare")

@@ -31,7 +31,7 @@ from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records
 from xtrain.runtime.sampling.reference_column import weights_before, weights_now
 from xtrain.runtime.sampling.reference_weights import ReferenceWeights
-from xtrain.runtime.sampling.rollout import RowRanks
+from xtrain.runtime.sampling.sampler import RowRanks
 from xtrain.runtime.store.beginning import planned_scorer
 from xtrain.runtime.store.stored_weights import WeightReader
 

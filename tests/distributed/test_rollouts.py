@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 from forked_ranks import Mutation, Outcome
 from projects import events, records
-from sweeps import REWARD, sampled_trial
+from sweeps import REWARD, episodes_trial, sampled_trial
 from teachers import make_scorer, make_teacher
 from topologies import SCHEDULES, Topology
 from trials import TOLERANCE, Laboratory, gaps
@@ -112,6 +112,27 @@ def test_a_reward_model_gives_a_layout_the_same_rewards(lab: Laboratory, name: s
     assert gaps(outcome, alone).worst < TOLERANCE["fp64"]
     rewards = [[each["reward"] for each in measured(found)] for found in (outcome, alone)]
     assert rewards[0] == pytest.approx(rewards[1], rel=1e-12) and len(set(rewards[1])) == 2
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("more", ["", ", steps = 2, updates = 2"], ids=["", "several"])
+@pytest.mark.parametrize("name", [*LAYOUTS])
+def test_a_layout_has_the_episodes_of_one_process(lab: Laboratory, name: str, more: str):
+    """Turns with tools and without, calls that end their episode, and evaluations."""
+    layout = LAYOUTS[name]
+    trial = evolve(episodes_trial(lab, layout, more=more + (REPLAYED if layout.model == "moe" else "")), steps=4)
+    alone, outcome = lab.alone(trial), lab.run(trial, layout.layout, saves=False)
+    assert samples(outcome) == samples(alone) and len({each["text"] for each in samples(alone)[0]}) > 1
+    found, limit = gaps(outcome, alone), TOLERANCE["fp64"]
+    assert found.loss < limit and found.norm < limit and found.eval < limit
+    assert not {tensor: gap for tensor, gap in found.tensors.items() if not gap < limit}
+    for ours, theirs in zip(measured(outcome), measured(alone), strict=True):
+        limits = {key: 1e-7 if "gap" in key else limit for key in theirs}
+        assert ours == {key: pytest.approx(each, rel=limit, abs=limits[key]) for key, each in theirs.items()}
+    known = measured(alone)
+    assert max(each["rollout/turns"] for each in known) > 1 and max(each["rollout/lost"] for each in known) > 0
+    evaluated = [[e["reward"] for e in events(each.directory, "eval") if "reward" in e] for each in (outcome, alone)]
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=limit) and len(evaluated[0]) == 1
 
 
 @pytest.mark.parametrize("name", ["fsdp", pytest.param("pp", marks=pytest.mark.matrix)])

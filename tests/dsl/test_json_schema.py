@@ -258,7 +258,10 @@ def test_the_object_of_a_spec_says_all_of_it():
     assert GOOD["collate"][3]["pack"]["align"] == 4 and GOOD["collate"][0] == {"to_tensor": {}}
     assert GOOD["every"][1] == {
         "every": "100 steps",
-        "actions": [{"eval": {"dataset": "web", "batches": "auto", "answers": "none"}}, {"checkpoint": {}}],
+        "actions": [
+            {"eval": {"dataset": "web", "batches": "auto", "answers": "none", "environment": None}},
+            {"checkpoint": {}},
+        ],
     }
     assert GOOD["on"][1] == {"event": "sigterm", "actions": [{"checkpoint": {}}, {"stop": {}}]}
     assert GOOD["checkpoint"]["keep"] is None

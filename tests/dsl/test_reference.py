@@ -32,8 +32,9 @@ FIELDS = [field for page in every_page() for field in (*((page.label,) if page.l
 PLAIN = ReferenceText(width=80)
 
 
-# Labels that name a function of the user's own.
+# Blocks whose label names a function or class of the user's own.
 OF_USERS = ("hook.name", "step.name", "evaluation_step.name", "train.name", "epoch.name")
+OF_USERS += tuple(f"environment.{name}" for name in ("name", "seconds", "wait", "memory"))
 
 
 def wrong(text, *sets, without=""):
@@ -79,7 +80,7 @@ def test_every_set_is_one():
 def is_a_set(field):
     shown = PLAIN.field(field)
     found = re.search(r"--set (.*)$", shown, re.MULTILINE)
-    unset = ("dataset.name", "phase.name", "group.name", "group.optimizer", "hook.name")
+    unset = ("dataset.name", "phase.name", "group.name", "group.optimizer", "hook.name", "environment.name")
     if field.path in (*unset, "task.name", "task.adapter", "task.optimizer"):
         assert found is None
         return
@@ -111,6 +112,7 @@ def is_a_set(field):
     others = kind if (component and (field.only or field.is_label)) or kind == "serve" else ""
     family = family or ("optimizer adamw { lr = 1 }" if others == "optimizer" else "")
     expected = ["X219"] if field.path in OF_USERS else []
+    expected = ["X217"] if field.path.startswith("environment.") else expected  # there is none to set
     assert wrong(family, filled(found[1].strip("'")), without=others) == expected
 
 

@@ -171,6 +171,7 @@ EXEMPT |= {
 }
 EXEMPT |= dict.fromkeys(
     (f"ticks.{tick}.actions.{action}.answers" for tick in range(4) for action in range(4)),
+    (f"ticks.{tick}.actions.{action}.environment" for tick in range(4) for action in range(4)),
     "of runs with rollouts: tests/planner/test_rollout.py",
 )
 EXEMPT["events.2.event"] = "what stands under nan stands nowhere else"

@@ -12,6 +12,7 @@ from xtrain.dsl.schema.setting import Role
 from xtrain.dsl.values import Quantity
 from xtrain.plan.timeline import counted_arithmetic, epoch_rows
 from xtrain.planner.compile import compile_plan
+from xtrain.planner.load import plan_from_spec
 from xtrain.planner.review.page import render
 from xtrain.planner.review.resumable import resumable
 from xtrain.text.units import bytes_text, seconds_text
@@ -185,7 +186,12 @@ def test_a_reference_is_kept_beside_the_model_and_computed_in_each_step(make_pla
     assert adapted.node("setup.rollout_reference").args == {"reference": "adapter_off", "bytes": 0}
 
 
-@pytest.mark.parametrize("attribute", fields(Rollout), ids=lambda each: each.name)
+OF_EPISODES = ("environment", "turns")
+
+
+@pytest.mark.parametrize(
+    "attribute", [each for each in fields(Rollout) if each.name not in OF_EPISODES], ids=lambda each: each.name
+)
 def test_every_setting_is_in_the_plan_and_said_of_a_resume(load, attribute):
     spec = load(**BLOCKS | ({"model": EXPERTS} if attribute.name == "replay_routing" else {}))
     plan = compile_plan(spec).plan
@@ -315,3 +321,82 @@ def test_losses_of_rows_are_of_rows_of_datasets(compiled):
     assert found.code == "X431" and "sampled completions" in found.message
     (found,) = compiled(every="on finish row_losses").diagnostics.errors
     assert "is measured in a step" in found.message
+
+
+WORLD = """
+from typing import Annotated, Literal
+from xtrain import at_least, environment, source, tool
+
+@source
+def made():
+    yield {"q": "1+1", "a": "2"}
+
+@environment
+class one:
+    \"\"\"A world.\"\"\"
+    def reset(self, task, random, most: int = 5):
+        return "go"
+    @tool
+    def go(self, to: Literal["n", "s"], far: Annotated[int, at_least(1), "steps"] = 1) -> str:
+        \"\"\"Walk.
+
+        Far.\"\"\"
+        return to
+    def step(self, text):
+        return None
+
+"""
+EPISODES = """use "world.py"
+experiment e { seed = 1, budget = 4 steps }
+model llama { dim = 32, layers = 1, heads = 4, ffn = 48 }
+tokenizer bytes
+dataset d {
+  source = made(), prompt = "q", response = "a", oversized = skip
+  template = "{% for m in messages %}{{ m.content }}{{ tools }}{{ eos_token }}{% endfor %}"
+}
+batch { sequence = 256, rows = 4, micro = 2 }
+collate = to_tensor -> flatten -> shift_tokens -> pack(single)
+loss grpo { }
+environment one { most = 7 }
+rollout { environment = one, group = 4, turns = 3, max_tokens = 20 }
+optimizer adamw { lr = 1e-3 }
+"""
+
+
+def test_a_plan_shows_the_environment_and_what_episodes_cost_at_most(tmp_path: Path):
+    def planned(spec: str = EPISODES, world: str = WORLD):
+        (tmp_path / "world.py").write_text(world)
+        (tmp_path / "e.xtrain").write_text(spec)
+        compiled = plan_from_spec(tmp_path / "e.xtrain")
+        assert compiled.plan is not None, [str(each) for each in compiled.diagnostics]
+        return compiled.plan
+
+    plan = planned()
+    (node,) = (each for each in plan.nodes if each.op == "setup.environment")
+    assert node.id == "setup.environment.one" and node.args["user"]["arguments"] == {"most": 7}
+    assert {name: node.args[name] for name in ("seconds", "wait", "memory")} == {
+        "seconds": 5, "wait": 60, "memory": 1 << 29
+    }  # fmt: skip
+    assert node.args["tools"] == [{"type": "function", "function": {
+        "name": "go", "description": "Walk.", "parameters": {
+            "type": "object", "required": ["to"], "properties": {
+                "to": {"type": "string", "enum": ["n", "s"]},
+                "far": {"type": "integer", "minimum": 1, "description": "steps"}}}}}]  # fmt: skip
+    assert "go(to: string, far: integer = …)" in node.does and node.args["user"]["digest"][:8] in node.does
+    sampled = plan.node("rollout.generate")
+    assert {name: sampled.args[name] for name in OF_EPISODES} == {"environment": "one", "turns": 3}
+    # 4 rows, 4 episodes, 3 turns: of 20 tokens each, in 64 positions and one token more
+    assert "at most 960 tokens are sampled and 3,120 read" in sampled.does
+    assert [each.op for each in plan.nodes if each.op.startswith("rollout.")][:2] == [
+        "rollout.generate", "rollout.advantages"
+    ]  # fmt: skip
+    changed = {
+        "rollout.turns": planned(EPISODES.replace("turns = 3", "turns = 2")),
+        "environment": planned(EPISODES.replace("most = 7", "most = 7, seconds = 3 s")),
+        "environment ": planned(world=WORLD.replace('return "go"', 'return "come"')),
+    }
+    for path, other in changed.items():
+        assert other.id != plan.id and other.config_id != plan.config_id
+        verdict = resumable(plan, other)
+        assert verdict.kind == "safe" or path == "environment "  # whose file has the source too
+        assert path.strip() in {reason.path for reason in verdict.reasons}

@@ -277,7 +277,7 @@ def mean_of_microbatch() -> None:
 @mutation
 def draws_of_a_rank() -> None:
     """What completions are drawn by depends on the rank too."""
-    from xtrain.runtime.sampling import rollout as sampler
+    from xtrain.runtime.sampling import sampler
 
     original = sampler.Random
     vars(sampler)["Random"] = lambda key: original(f"{key} {os.environ['RANK']}")
@@ -286,7 +286,7 @@ def draws_of_a_rank() -> None:
 @mutation
 def other_experts() -> None:
     """What is recorded is not the expert that a token was sent to, but the next one."""
-    from xtrain.runtime.sampling import rollout as sampler
+    from xtrain.runtime.sampling import sampler
 
     original = sampler._of_rows
     experts = 8  # of the model of trials
@@ -300,7 +300,7 @@ def other_experts() -> None:
 @mutation
 def unshared_scores() -> None:
     """A rank that has not scored the completions of its rows takes their rewards for 0."""
-    from xtrain.runtime.sampling.rollout import RowRanks
+    from xtrain.runtime.sampling.sampler import RowRanks
 
     original = RowRanks.share
 

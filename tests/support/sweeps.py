@@ -224,3 +224,57 @@ def sampled_trial(
     trial = topology.trial("fp64", shallow=True)
     settings = (*trial.settings, CHAIN, "batch.sequence=128")
     return evolve(trial, align=1, more=BLOCKS.format(loss=loss, more=more, **scored), settings=settings)
+
+
+WORLD = """
+import os
+from xtrain import environment, tool
+
+@environment
+class echo:
+    def reset(self, task, random, each: float = 0.5):
+        self.each, self.turns, self.begun = each, 0, random.randint(0, 9)
+        return f"{task['prompt']} {self.begun}"
+
+    @tool
+    def add(self, a: int) -> int:
+        \"\"\"Add one.\"\"\"
+        return a + 1
+
+    def step(self, text):
+        self.turns += 1
+        letters = sum(map(ord, text)) + self.begun
+        if letters % 7 == 3:
+            os._exit(1)
+        return (None if letters % 5 == 0 else "ab"[letters % 2]), self.each * (letters % 3)
+
+    def finish(self):
+        return self.turns
+"""
+EPISODES = """
+use "sampled.py"
+use "world.py"
+dataset sums {{
+  source = made_sums(), prompt = "question", response = "answer", holdout = 10%, oversized = skip
+  template = "{template}"
+}}
+mixture {{ sums = 1 }}
+loss grpo {{ chunk = 8 KiB }}
+environment echo {{ each = 0.25 }}
+rollout {{ group = 2, turns = 3, max_tokens = 60, environment = echo, show = 1 step{more} }}
+on finish eval sums {{ batches = none, answers = sampled }}
+"""
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ '!' }}{{ c.function | tojson }}{% endfor %}"
+    "{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}>{% endif %}{% endfor %}"
+)
+
+
+def episodes_trial(lab: Laboratory, topology: Topology, *, more: str = "") -> Trial:
+    """What one process computes of episodes for comparison with a layout."""
+    (lab.folder / "sampled.py").write_text(PARTS)
+    (lab.folder / "world.py").write_text(WORLD)
+    trial = topology.trial("fp64", shallow=True)
+    settings = (*trial.settings, CHAIN, "batch.sequence=512")
+    return evolve(trial, align=1, more=EPISODES.format(template=TEMPLATE, more=more), settings=settings)

@@ -25,7 +25,8 @@ from xtrain.runtime.nn.batch import Completion, Prompt, SampledGroup, Step, adva
 from xtrain.runtime.nn.router import ExpertRouter
 from xtrain.runtime.nn.texts import Sampling, TextEnds
 from xtrain.runtime.sampling.prompts import check_prompts, last_run, prompt_lengths
-from xtrain.runtime.sampling.rollout import RowRanks, Sampler, compare, summed
+from xtrain.runtime.sampling.rollout import compare, summed
+from xtrain.runtime.sampling.sampler import RowRanks, Sampler
 from xtrain.runtime.sampling.text_generator import LogitsNotFinite
 from xtrain.runtime.sampling.trained_run import alone
 
@@ -257,9 +258,9 @@ def test_a_group_is_a_row_of_which_completions_are_predicted():
 def test_what_a_step_counts():
     one, other = group(["7", "8"]), group(["", "123"])
     one.rewards, other.rewards = np.array([1.0, 0.0]), np.array([2.0, 2.0])
-    assert summed([[one], [other]]) == [4, 2, 4, 5, 9, 1, 2 + 2 + 1 + 4, 0, 0]
+    assert summed([[one], [other]]) == [4, 2, 4, 5, 9, 1, 2 + 2 + 1 + 4, 0, 0, 0, 0]
     one.rewards = other.rewards = np.empty(0)
-    assert summed([[one], [other]]) == [4, 2, 0, 0, 0, 0, 9, 0, 0]
+    assert summed([[one], [other]]) == [4, 2, 0, 0, 0, 0, 9, 0, 0, 0, 0]
 
 
 def test_completions_that_are_cut_may_be_left_out():

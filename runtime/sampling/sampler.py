@@ -1,0 +1,178 @@
+"""Sampler of completions, with their log-probabilities, and the ranks that hold the same rows."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from random import Random
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor
+
+from xtrain.runtime.base.collectives import all_gather
+from xtrain.runtime.base.mesh import Meshes
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.feed.tokenizers import TextTokenizer
+from xtrain.runtime.nn.batch import Completion, ModelBatch
+from xtrain.runtime.nn.texts import NO_TOKEN, Continuation, Draws, Sampling, TextEnds
+from xtrain.runtime.sampling.text_generator import LogitsNotFinite, Prompts, TextGenerator
+
+
+@frozen(eq=False)
+class RowRanks:
+    """Ranks that hold the same rows. row: the ranks of tp and cp; pipeline: the stages; None if that is this rank
+    alone."""
+
+    rank: Rank
+    row: dist.ProcessGroup | None
+    pipeline: dist.ProcessGroup | None
+
+    @classmethod
+    def of(cls, rank: Rank, meshes: Meshes) -> "RowRanks":
+        return cls(rank, *(meshes.group(axis) if meshes.has(axis) else None for axis in ("row", "pp")))
+
+    @property
+    def is_first(self) -> bool:
+        """True on the one rank, of all with the same rows, that does work needed once."""
+        return all(self.rank.coordinates[axis] == 0 for axis in ("pp", "ring", "ulysses", "tp"))
+
+    def share(self, tensor: Tensor, stage: int = 0) -> Tensor:
+        """Broadcast a tensor in place from the first rank of a pipeline coordinate. Collective."""
+        if self.row is not None:
+            dist.broadcast(tensor, group=self.row, group_src=0)
+        if self.pipeline is not None:
+            dist.broadcast(tensor, group=self.pipeline, group_src=stage)
+        return tensor
+
+    def share_numbers(self, rows: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+        """Return the first rank's numbers, as fp64; all ranks give as many rows. Collective."""
+        if self.row is None and self.pipeline is None:
+            return [*rows]
+        device, own = self.rank.device, rows if self.is_first else [()] * len(rows)
+        lengths = self.share(torch.tensor([len(row) for row in own], dtype=torch.int64, device=device)).tolist()
+        flat = [float(number) for row in own for number in row] or [0.0] * sum(lengths)
+        numbers = self.share(torch.tensor(flat, dtype=torch.float64, device=device)).tolist() if flat else []
+        ends = [*accumulate(lengths)]
+        return [numbers[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+@frozen(kw_only=True, eq=False)
+class Sampler:
+    """Sampler of completions. most: tokens of a completion. records: also record the experts of each token. Calls are
+    collective over all ranks, which need the same number of rows each."""
+
+    author: TextGenerator
+    tokenizer: TextTokenizer
+    row_ranks: RowRanks
+    sampling: Sampling
+    most: int
+    records: bool = False
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        ends: Sequence[TextEnds],
+        keys: Sequence[str],
+        most: Sequence[int] | None = None,
+        ended: Callable[[int, Continuation], None] | None = None,
+    ) -> list[Completion]:
+        """Sample a completion of each prompt, with random numbers that depend only on its key and the position.
+
+        most: tokens of each completion, up to the sampler's; 0: none. ended: called with the row of a
+        completion when it ends, while others continue. Raises LogitsNotFinite on all ranks alike.
+        """
+        limits = [self.most] * len(prompts) if most is None else most
+        pairs = zip(prompts, ends, limits, strict=True)
+        texts = [Continuation(self.tokenizer, ids, end, limit, done=not limit) for ids, end, limit in pairs]
+        tokens: list[list[int]] = [[] for _ in prompts]
+        logprobs: list[list[float]] = [[] for _ in prompts]
+        left_out = [0.0] * len(prompts)
+        sent: list[np.ndarray] = []
+        draws = Draws(self.sampling, [Random(key) for key in keys])
+        rows = Prompts.of(prompts, max(map(len, prompts)) + self.most - 1, self.author.rank.device)
+        with self.author.model.axes.uncut_rows():
+            batch = rows.first()
+            for number in range(1, self.most + 1):
+                following, chances, missing = self._drawn(draws, self._logits(batch, sent), len(prompts))
+                for row, text in enumerate(texts):
+                    if not text.done:
+                        tokens[row].append(following[row])
+                        logprobs[row].append(chances[row])
+                        left_out[row] += missing[row]
+                        text.add(following[row])
+                        if text.done and ended is not None:
+                            ended(row, text)
+                if self._all_done(all(text.done for text in texts), NO_TOKEN not in following):
+                    break
+                if number < self.most:
+                    batch = rows.next(following)
+        experts = [None] * len(prompts) if not self.records else _of_rows(sent, prompts, tokens)
+        return [
+            Completion(tokens=ids, logprobs=chance, text=text.text, cut=text.cut, left_out=missing, experts=own)
+            for ids, chance, text, missing, own in zip(tokens, logprobs, texts, left_out, experts, strict=True)
+        ]
+
+    def _logits(self, batch: ModelBatch, sent: list[np.ndarray]) -> Tensor | None:
+        """Return the author's logits. sent: receives the experts of the batch's positions, int32 [B, S, width]."""
+        if not self.records:
+            return self.author.logits(batch)
+        model, axes = self.author.model, self.author.model.axes
+        axes.recorded = recorded = []
+        try:
+            logits_BV = self.author.logits(batch)
+        finally:
+            axes.recorded = None
+        arch, (rows, positions) = model.parts[0].arch, batch.shape
+        of_layer = dict(zip((layer for part in model.parts for layer in part.routing_layers), recorded, strict=True))
+        none_BSK = torch.full((rows, positions, arch.experts_per_token), -1, device=self.author.rank.device)
+        chosen_layers = []
+        for layer in arch.expert_layers:
+            chosen_BSK = of_layer.get(layer, none_BSK)
+            if layer in of_layer and axes.tensor is not None:  # ranks have sharded the positions
+                chosen_BSK = all_gather(chosen_BSK, 1, axes.tensor.group)[:, :positions]
+            chosen_layers.append(chosen_BSK)
+        sent.append((torch.cat(chosen_layers, 2) + 1).int().cpu().numpy())
+        return logits_BV
+
+    def _drawn(self, draws: Draws, logits_BV: Tensor | None, rows: int) -> tuple[list[int], list[float], list[float]]:
+        """Return the next token of every row, its log-probability, and the probability of left-out tokens."""
+        pipeline, device = self.author.pipeline, self.author.rank.device
+        drawn = torch.zeros(3, rows, dtype=torch.float64, device=device)
+        if logits_BV is not None:
+            chosen_B = draws.next(logits_BV)
+            exact_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
+            logprob_BV = (exact_BV / self.sampling.temperature).log_softmax(-1)
+            drawn[0] = chosen_B
+            drawn[1] = logprob_BV.gather(1, chosen_B.clamp(min=0)[:, None])[:, 0]
+            drawn[2] = self.sampling.left_out(exact_BV, logprob_BV)
+        self.row_ranks.share(drawn, 0 if pipeline is None else pipeline.last_owner)
+        chosen, chances, missing = drawn.tolist()
+        return [int(token) for token in chosen], chances, missing
+
+    def _all_done(self, done: bool, finite: bool) -> bool:
+        """Return True if every rank has finished its completions. Raises LogitsNotFinite if a rank has no token."""
+        rank = self.author.rank
+        state = torch.tensor([not done, not finite], dtype=torch.int32, device=rank.device)
+        if rank.data_ranks > 1:
+            dist.all_reduce(state, op=dist.ReduceOp.MAX)
+        goes_on, broken = state.tolist()
+        if broken:
+            raise LogitsNotFinite("no token can be chosen: logits of the model are NaN or infinite")
+        return not goes_on
+
+
+def _of_rows(
+    sent: Sequence[np.ndarray], prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+) -> list[np.ndarray]:
+    """Return the experts of each row: a token has the entry of the position before it, where it is a label.
+
+    sent: of the prompts, which end together, then of one position at a time, int32 [B, S, width].
+    """
+    whole = np.concatenate(sent, axis=1)
+    longest, width = max(map(len, prompts)), whole.shape[2]
+    columns = []
+    for row, (ids, own) in enumerate(zip(prompts, tokens, strict=True)):
+        first, positions = longest - len(ids), len(ids) + len(own) - 1
+        columns.append(np.concatenate((np.zeros((1, width), np.int32), whole[row, first : first + positions])))
+    return columns
