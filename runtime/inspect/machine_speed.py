@@ -29,13 +29,16 @@ CPU: Final = torch.device("cpu")
 COPIED: Final = 256 * 2**20
 SENT: Final = 16 * 2**20
 REPEATED: Final = 30
+BUSY: Final = 0.5  # load for each core, above which figures are too low
 LONGEST: Final = 0.5  # seconds after which a figure is not repeated again
 FORMATS: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 WIDTH, FFN, HEADS, ROWS, LENGTH = 512, 1536, 8, 4, 256  # of the block whose speed is measured
 
 
 def main(facts: dict[str, Any]) -> dict[str, Any]:
-    """Measure this machine; return a `MeasuredMachine` as JSON. facts: of `components/clusters/here.py`."""
+    """Measure this machine; return a `MeasuredMachine` as JSON, and `busy`: other work made it slower. facts: of
+    `components/clusters/here.py`."""
+    busy = os.getloadavg()[0] > BUSY * len(os.sched_getaffinity(0))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     if not cuda:
@@ -56,6 +59,7 @@ def main(facts: dict[str, Any]) -> dict[str, Any]:
         "name": name,
         "devices": torch.cuda.device_count() if cuda else 1,
         "reached": None if cuda else block / flops["fp32"],
+        "busy": busy,
         "at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "sheet": {
             "memory": _memory(device),

@@ -22,6 +22,7 @@ CPU = {
     "name": "Any CPU, 8 cores",
     "devices": 1,
     "reached": 0.5,
+    "busy": False,
     "at": "2026-01-02 03:04 UTC",
     "sheet": {
         "memory": 16 * 2**30, "flops": {"fp32": 4e11, "bf16": 8e11}, "link": 1e9, "network": None, "capability": 0,
@@ -133,6 +134,19 @@ def test_a_check_measures_nothing_and_a_plan_only_once(monkeypatch, tmp_path, lo
     with executing_nothing():
         assert load(cluster=HERE).cluster.measured() is not None
     here.machine_here.cache_clear()
+
+
+def test_a_busy_machine_is_measured_again(monkeypatch, tmp_path, load):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = iter([{**CPU, "busy": True}, CPU, FAST])
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: Path(command[4]).write_text(json.dumps(next(found))))
+    times = []
+    for _ in range(3):
+        here.machine_here.cache_clear()
+        inspections.inspected.cache_clear()
+        times.append(load(cluster=HERE).cluster.measured().at)
+    here.machine_here.cache_clear()
+    assert times == [f"{CPU['at']}, while the machine was busy", CPU["at"], CPU["at"]]
 
 
 def test_a_child_process_measures_this_machine(tmp_path):
