@@ -12,7 +12,7 @@ from statistics import mean
 
 import pytest
 from projects import Project, records
-from sweeps import PARTS
+from sweeps import PARTS, TEMPLATE, WORLD
 
 SPECS = Path(__file__).parents[1] / "specs"
 
@@ -43,6 +43,72 @@ def test_a_teacher_of_its_own_samples_gets_them_right(tmp_path: Path):
         run(tmp_path, SPECS / f"{name}.xtrain")
     rewards = [record["reward"] for record in run(tmp_path, SPECS / "opd" / "opd_cpu.xtrain")]
     assert mean(rewards[:6]) < 0.7 and mean(rewards[-6:]) > 0.85
+
+
+@pytest.mark.slow
+def test_a_model_learns_to_follow_hints(tmp_path: Path):
+    for name in ("guess_begin_cpu", "guess_cpu"):
+        found = run(tmp_path, SPECS / "environments" / f"{name}.xtrain")
+    rewards = [record["reward"] for record in found]
+    assert mean(rewards[:6]) < 0.2 and mean(rewards[-6:]) > 0.35
+
+
+EPISODES = """
+use "sampled.py"
+use "world.py"
+experiment killed { seed = 5, budget = 8 steps }
+model qwen3 { dim = 32, layers = 1, heads = 4, kv_heads = 2, ffn = 48, tie_embeddings = true, init_std = 0.2 }
+tokenizer bytes
+dataset sums {
+  source = made_sums(), prompt = "question", response = "answer", oversized = skip
+  template = "TEMPLATE"
+}
+batch { sequence = 512, rows = 4, micro = 2 }
+collate = to_tensor -> flatten -> shift_tokens -> pack(single)
+environment echo { each = 0.25 }
+rollout { environment = echo, group = 4, turns = 3, max_tokens = 30 }
+optimizer adamw { lr = 1e-2 }
+loss grpo { }
+launch { device = cpu }
+every 1 step log
+every 1 step checkpoint
+""".replace("TEMPLATE", TEMPLATE)
+KILLS = int(os.environ.get("XTRAIN_KILLS", "2"))
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_an_episode_has_the_same_episodes(tmp_path: Path):
+    """At random moments: while turns are sampled, tools called, episodes scored, or weights updated."""
+    whole, killed, moments = tmp_path / "whole", tmp_path / "killed", Random(11)
+    for folder in (whole, killed):
+        folder.mkdir()
+        (folder / "sampled.py").write_text(PARTS)
+        (folder / "world.py").write_text(WORLD)
+        (folder / "killed.xtrain").write_text(EPISODES)
+    expected = run(whole, whole / "killed.xtrain")
+    command = [sys.executable, "-m", "xtrain", "run", "killed.xtrain", "--ui", "plain"]
+    for number in range(KILLS):
+        process = subprocess.Popen(
+            command, cwd=killed, env=Project(tmp_path).environment, start_new_session=True, stdout=subprocess.DEVNULL
+        )
+        while not list(killed.glob("runs/killed/*/metrics.jsonl")) and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(moments.uniform(0, 4.0 + number))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    found = run(killed, killed / "killed.xtrain")
+    names = (
+        "step",
+        "reward",
+        "loss",
+        "grad_norm",
+        "rollout/reward_std",
+        "rollout/turns",
+        "rollout/lost",
+        "rollout/tokens",
+    )
+    assert [[each[name] for name in names] for each in found] == [[each[name] for name in names] for each in expected]
+    assert len(expected) == 8 and max(each["rollout/turns"] for each in expected) > 1
 
 
 SPEC = """
