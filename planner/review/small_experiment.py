@@ -9,46 +9,41 @@ from typing import Any, Final
 import attrs
 
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action, OnEvent, Tick
+from xtrain.dsl.schema.actions import OnEvent
 from xtrain.dsl.schema.cluster import CLUSTERS, FaultTolerance
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data import Dataset
 from xtrain.dsl.schema.data_components import SOURCES, TOKENIZERS, Tokenizer, source_of
 from xtrain.dsl.schema.losses import INITIAL, LOSSES, ReferredLoss
 from xtrain.dsl.schema.model import Model
-from xtrain.dsl.schema.optimizers import SCHEDULERS, Optimizer
+from xtrain.dsl.schema.optimizers import SCHEDULERS
 from xtrain.dsl.schema.parallel import Activation, Compile, Ep, Parallel
 from xtrain.dsl.schema.policy import REWARDS
 from xtrain.dsl.schema.run import Alerts, Launch, Log, Workspace
 from xtrain.dsl.schema.setting import AUTO, settings_of
 from xtrain.dsl.spec import Spec
-from xtrain.dsl.spec_text import resolved_text, value_text
+from xtrain.dsl.spec_text import resolved_text
 from xtrain.dsl.values import Quantity
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.plan import Plan
-from xtrain.planner.review.small_sizes import near_layers, small_model
+from xtrain.planner.review.small_scope import (
+    Shrunken,
+    action_like,
+    changed_settings,
+    small_events,
+    small_ticks,
+    uncovered_parts,
+)
+from xtrain.planner.review.small_sizes import near_layers, small_model, small_optimizer
 
 AXES: Final = ("replicate", "fsdp", "tp", "pp", "ring", "ulysses")
 """Axes of a mesh that have ranks of their own; ep takes ranks of others."""
 STEPS: Final = 4
-SAVED: Final = 2
-"""Step after which the resumed experiment begins."""
-# The learning rate is high, so that every part moves. A large eps keeps the optimizer smooth: with a tiny one an
-# element whose gradient is all rounding error would move by the whole learning rate to one side or the other.
-RATE: Final = 1e-2
-EPSILON: Final = 1e-3
-CLIP: Final = 0.5
-IN_FP64: Final = {"stochastic_rounding": False, "states": "auto"}
 SEQUENCE: Final = 64
 CONVERSATION: Final = 256
 ROWS_OF_PROMPT: Final = 4
 REWARDED: Final = r"^[\x00-\x7f]()"
 """Pattern of answers that about half of the completions of a random model match."""
-
-APART: Final = (
-    "origins", "path", "folder", "ticks", "events", "workspace", "cluster", "launch", "launcher", "log", "checkpoint",
-)  # fmt: skip
-"""Parts of a spec that a small experiment replaces as a whole."""
 
 
 class NoSmallExperiment(Exception):
@@ -81,15 +76,6 @@ class SmallLayout:
 
 
 @frozen(kw_only=True)
-class Shrunken:
-    """A setting with another value in the small experiment, both as text."""
-
-    setting: str
-    before: str
-    after: str
-
-
-@frozen(kw_only=True)
 class SmallExperiment:
     """alone: the experiment in one process, a step in one part. layouts: of the plan. other: the layout that
     resumes. uncovered: what of the plan none of them has."""
@@ -107,7 +93,7 @@ def small_experiment(
     """Return the small experiment of a plan. files: by dataset, a file of small records. teacher: folder of a small
     teacher. folder: of a small model, if a folder gives the sizes of the model. Raises NoSmallExperiment."""
     spec = spec_of(plan)
-    uncovered = [*_uncovered(spec, plan)]
+    uncovered = [*uncovered_parts(spec, plan)]
     sizes = _small_sizes(plan)
     whole = {axis: size for axis, size in sizes.items() if axis != "ep"}
     if prod(whole.values()) <= most_ranks:
@@ -136,7 +122,7 @@ def small_experiment(
         alone=SmallLayout.of({}, alone),
         layouts=tuple(map(SmallLayout.of, chosen, layouts)),
         other=SmallLayout.of(other, _layout(_plain(small), other, rows)),
-        shrunken=tuple(_differences(spec, layouts[0], plan)),
+        shrunken=tuple(changed_settings(spec, layouts[0], plan)),
         uncovered=tuple(uncovered),
     )
 
@@ -155,7 +141,7 @@ def small_teacher(plan: Plan, files: Mapping[str, str], folder: str) -> SmallLay
     """Return an experiment of one process that exports a small model for a loss that learns from a teacher."""
     small = _without_scale(spec_of(plan), plan, files, folder)
     small = attrs.evolve(small, batch=_batch(small, plan, 2), loss=LOSSES.default(), rollout=None, reward=None)
-    export = _action(lambda action: action.publishes and "to" in settings_of(action))
+    export = action_like(lambda action: action.publishes and "to" in settings_of(action))
     teacher = attrs.evolve(
         _alone(small, 2, 1),
         experiment=attrs.evolve(small.experiment, seed=small.experiment.seed + 1, budget=Quantity(1, "steps")),
@@ -292,10 +278,10 @@ def _without_scale(spec: Spec, plan: Plan, files: Mapping[str, str], teacher: st
         "tokenizer": Tokenizer(bytes_of_text),
         "datasets": {name: _dataset(each, files[name]) for name, each in spec.datasets.items()},
         "phases": phases,
-        "optimizer": _optimizer(spec.optimizer),
+        "optimizer": small_optimizer(spec.optimizer),
         "groups": {
             near_layers(name, layers): attrs.evolve(
-                each, name=near_layers(name, layers), optimizer=each.optimizer and _optimizer(each.optimizer)
+                each, name=near_layers(name, layers), optimizer=each.optimizer and small_optimizer(each.optimizer)
             )
             for name, each in spec.groups.items()
         },
@@ -303,7 +289,7 @@ def _without_scale(spec: Spec, plan: Plan, files: Mapping[str, str], teacher: st
             name: attrs.evolve(
                 each,
                 adapter=each.adapter and _adapter(each.adapter, layers),
-                optimizer=each.optimizer and _optimizer(each.optimizer),
+                optimizer=each.optimizer and small_optimizer(each.optimizer),
             )
             for name, each in spec.tasks.items()
         },
@@ -321,8 +307,8 @@ def _without_scale(spec: Spec, plan: Plan, files: Mapping[str, str], teacher: st
         "fault_tolerance": FaultTolerance(),
         "alerts": Alerts(),
         "log": Log.complete()(),
-        "ticks": _ticks(spec),
-        "events": _events(spec),
+        "ticks": small_ticks(spec),
+        "events": small_events(spec),
         "origins": {},
     }  # fmt: skip
     if not isinstance(spec.scheduler, UserComponent):
@@ -397,17 +383,6 @@ def _dataset(dataset: Dataset, file: str) -> Dataset:
     return attrs.evolve(dataset, **changes)
 
 
-def _optimizer(optimizer: Optimizer) -> Optimizer:
-    own = settings_of(type(optimizer))
-    changes: dict[str, Any] = {"lr": RATE} if "lr" in own else {}
-    if "eps" in own and not isinstance(optimizer, UserComponent):
-        changes["eps"] = EPSILON
-    if "clip" in own and optimizer.clip is not None:
-        changes["clip"] = CLIP
-    changes |= {name: value for name, value in IN_FP64.items() if name in own}
-    return attrs.evolve(optimizer, **changes)
-
-
 def _adapter(adapter: Any, layers: int) -> Any:
     changes: dict[str, Any] = {"from_": None}
     for name in ("targets", "train", "layers"):
@@ -417,93 +392,3 @@ def _adapter(adapter: Any, layers: int) -> Any:
     if "rank" in settings_of(type(adapter)):
         changes["rank"] = min(adapter.rank, 4)
     return attrs.evolve(adapter, **changes)
-
-
-def _action(fits: Any) -> type[Action]:
-    return next(action for action in ACTIONS.values() if fits(action))
-
-
-def _ticks(spec: Spec) -> tuple[Tick, ...]:
-    """Return the ticks: a record of every step, a checkpoint, and the author's own actions."""
-    log = _action(lambda action: action.records and action.turn == TURN_OF_LOG)
-    save = _action(lambda action: action.saves)
-    own = tuple(action for tick in spec.ticks for action in tick.actions if isinstance(action, UserComponent))
-    return (
-        Tick(actions=(log(), *own), every=Quantity(1, "steps")),
-        Tick(actions=(save(),), every=Quantity(SAVED, "steps")),
-    )
-
-
-def _events(spec: Spec) -> tuple[OnEvent, ...]:
-    """Return one evaluation at the end of each dataset that the spec evaluates."""
-    evaluates = [action for _, action in spec.actions if action.uses_averages and hasattr(action, "batches")]
-    found = {action.dataset: attrs.evolve(action, batches=None) for action in evaluates}  # pyright: ignore
-    return (OnEvent(event="finish", actions=tuple(found.values())),) if found else ()
-
-
-# What differs, and what is not covered -------------------------------------------------------------------------------
-
-
-def _uncovered(spec: Spec, plan: Plan) -> Iterator[str]:
-    """Yield what of a plan a small experiment on the CPU does not have."""
-    yield "the sizes of the plan: overflows, memory and times are not proved"
-    if plan.launch["device"] != "cpu":
-        yield "kernels of the GPU and NCCL: ranks compute on the CPU and communicate by gloo"
-    formats = {spec.precision.params, spec.precision.compute} - {"auto", "fp64"}
-    if "fp8" in formats:
-        yield "products in fp8"
-    if formats - {"fp8"}:
-        yield f"rounding in {', '.join(sorted(formats - {'fp8'}))}: everything is computed in fp64"
-    if spec.compile.mode != "none":
-        yield "compiled blocks: the same operations are computed one by one"
-    if spec.parallel.fsdp.offload:
-        yield "offloading to host memory"
-    if spec.parallel.tp.overlap:
-        yield "products of tensor parallelism that overlap with communication"
-    if spec.model.attention not in ("auto", "documents", "blocks"):
-        yield f"attention by {spec.model.attention}"
-    optimizers = [spec.optimizer, *(group.optimizer for group in spec.groups.values() if group.optimizer)]
-    if any(each.stochastic_rounding for each in optimizers):
-        yield "stochastic rounding of weights"
-    if any(each.states != "auto" for each in optimizers):
-        yield "moments in another format than the weights"
-    if spec.checkpoint.pretrained or spec.checkpoint.from_ or getattr(spec.model, "loads", False):
-        yield "initial weights: they are drawn"
-    if isinstance(spec.loss, ReferredLoss) and spec.loss.reference_folder is not None:
-        yield "the reference model: the initial weights stand for it"
-    if spec.loss.learns_from is not None:
-        yield "the teacher: a live small model of the family of the student stands for it"
-    if spec.reward is not None and not isinstance(spec.reward, UserComponent):
-        yield "the reward: a pattern that about half of the completions match stands for it"
-    if not isinstance(spec.scheduler, UserComponent):
-        yield "the learning-rate schedule, which is constant here"
-    dropped = {action.kind for _, action in spec.actions if not isinstance(action, UserComponent)}
-    kept = {_action(lambda action: action.saves).kind, *(a.kind for _, a in spec.actions if hasattr(a, "batches"))}
-    kept.add(_action(lambda action: action.records and action.turn == TURN_OF_LOG).kind)
-    if dropped - kept:
-        yield f"the actions {', '.join(sorted(dropped - kept))}"
-
-
-def _differences(before: Any, after: Any, plan: Plan, path: str = "") -> Iterator[Shrunken]:
-    """Yield the settings that differ."""
-    if type(before) is type(after) and attrs.has(type(before)) and not isinstance(before, Quantity):
-        for field in attrs.fields(type(before)):
-            if field.name not in APART:
-                name = f"{path}.{field.name.rstrip('_')}" if path else field.name
-                yield from _differences(getattr(before, field.name), getattr(after, field.name), plan, name)
-    elif isinstance(before, dict) and isinstance(after, dict):
-        for name in before.keys() & after.keys():
-            yield from _differences(before[name], after[name], plan, f"{path}.{name}")
-    elif before != after:
-        texts = [_said(before), "records of a small file" if path.endswith(".source") else _said(after)]
-        if before is AUTO:
-            texts[0] = plan.value(path) or texts[0]
-        if texts[0] != texts[1]:
-            yield Shrunken(setting=path, before=texts[0], after=texts[1])
-
-
-def _said(value: Any) -> str:
-    try:
-        return value_text(value)
-    except (AssertionError, KeyError, TypeError, ValueError):
-        return getattr(value, "kind", None) or type(value).__name__

@@ -1,11 +1,13 @@
-"""Small sizes of a model with every kind of its layers."""
+"""Small sizes of a model with every kind of its layers, and settings of its optimizer."""
 
 import re
 from typing import Any, Final
 
 import attrs
 
+from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.model import Model
+from xtrain.dsl.schema.optimizers import Optimizer
 from xtrain.dsl.schema.setting import AUTO, settings_of
 from xtrain.plan.architecture import Architecture
 
@@ -21,6 +23,13 @@ WIDE: Final = 256
 DIVISOR: Final = 64
 STD: Final = 0.2
 """Standard deviation of initial weights: large enough that every part of the model counts."""
+
+# The learning rate is high, so that every part moves. A large eps keeps the optimizer smooth: with a tiny one an
+# element whose gradient is all rounding error would move by the whole learning rate to one side or the other.
+RATE: Final = 1e-2
+EPSILON: Final = 1e-3
+CLIP: Final = 0.5
+IN_FP64: Final = {"stochastic_rounding": False, "states": "auto"}
 
 
 def small_model(model: Model, arch: Architecture, layers: int) -> Model:
@@ -69,3 +78,15 @@ def near_layers(pattern: str, layers: int, *, alone: bool = False) -> str:
         return re.sub(r"\d+", lambda number: str(min(int(number[0]), layers - 1)), found[0])
 
     return re.sub(r"^[\d\-]+$" if alone else r"(?<=layers\.)[\d\-]+", least, pattern)
+
+
+def small_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer with a learning rate, eps and clipping for small experiments, its state in fp64."""
+    own = settings_of(type(optimizer))
+    changes: dict[str, Any] = {"lr": RATE} if "lr" in own else {}
+    if "eps" in own and not isinstance(optimizer, UserComponent):
+        changes["eps"] = EPSILON
+    if "clip" in own and optimizer.clip is not None:
+        changes["clip"] = CLIP
+    changes |= {name: value for name, value in IN_FP64.items() if name in own}
+    return attrs.evolve(optimizer, **changes)

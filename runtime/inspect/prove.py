@@ -20,7 +20,6 @@ from xtrain.plan.plan import Plan
 from xtrain.plan.serialise import source_fingerprint
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.review.small_experiment import (
-    SAVED,
     NoSmallExperiment,
     SmallExperiment,
     SmallLayout,
@@ -28,6 +27,7 @@ from xtrain.planner.review.small_experiment import (
     small_teacher,
     spec_of,
 )
+from xtrain.planner.review.small_scope import SAVED
 from xtrain.records.certificate import Certificate, Changed, ComparedLayout
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.inspect.collective_order import issued_alike
