@@ -69,7 +69,7 @@ def _untied(*own: ConfigKey) -> tuple[ConfigKey, ...]:
 
 
 @frozen(kw_only=True)
-class _Names(JoinedNames):
+class _NemotronNames(JoinedNames):
     """Names of tensors: the layer of a block is its `mixer`, and files call the model `backbone`."""
 
     def of(self, parameter: ParameterSpec) -> Alternatives:
@@ -214,7 +214,7 @@ class NemotronH(GroupedExperts, Mamba2Settings, PlannedModel):
     @classmethod
     def names_in_files(cls, arch: Architecture) -> StoredNames:
         modules = {"embed_tokens": "embeddings", "input_layernorm": "norm"}
-        return _Names(
+        return _NemotronNames(
             modules=modules | dict.fromkeys(("mamba", "self_attn", "mlp"), "mixer"),
             joined={"mamba": mamba2_tensors(arch)},
             beside=("mtp.",),

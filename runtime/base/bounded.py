@@ -31,7 +31,7 @@ class BeyondBounds(Exception):
 
 
 @frozen(kw_only=True)
-class Bounds:
+class CallLimits:
     """Limits of a call. seconds: of processor time. memory: bytes on top of the size of the process at its start. wait:
     seconds until an answer, from when the call was sent; None: no limit.
 
@@ -58,11 +58,11 @@ class Bounded(Generic[Asked, Given]):
         self,
         function: Callable[[Asked], Given],
         more: Callable[[Asked], float] | None = None,
-        bounds: Bounds | None = None,
+        bounds: CallLimits | None = None,
     ) -> None:
         """more: returns the seconds that a call with this item may take in addition to `bounds.seconds`."""
         self._function, self._more = function, more
-        self._bounds = bounds or Bounds(seconds=SECONDS, memory=MEMORY)
+        self._bounds = bounds or CallLimits(seconds=SECONDS, memory=MEMORY)
         self._connection: Connection | None = None
         self._process, self._owner = 0, 0
         self._sent: Sequence[Asked] = ()
@@ -172,7 +172,7 @@ class Bounded(Generic[Asked, Given]):
         return {**functions, "_connection": None, "_process": 0, "_owner": 0, "_sent": (), "_deadline": None}
 
 
-def _kill(process: int, bounds: Bounds) -> None:
+def _kill(process: int, bounds: CallLimits) -> None:
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
     if bounds.answer is not None:  # a group of its own, once it has begun
@@ -180,7 +180,7 @@ def _kill(process: int, bounds: Bounds) -> None:
             os.killpg(process, signal.SIGKILL)
 
 
-def _finish(connection: Connection, process: int, owner: int, bounds: Bounds) -> None:
+def _finish(connection: Connection, process: int, owner: int, bounds: CallLimits) -> None:
     if owner != os.getpid() or connection.closed:  # a copy of the object in a forked process, or ended already
         return
     connection.close()
@@ -196,7 +196,7 @@ def die_with_parent() -> None:
 
 
 def serve(
-    connection: Connection, function: Callable[[Any], Any], more: Callable[[Any], float] | None, bounds: Bounds
+    connection: Connection, function: Callable[[Any], Any], more: Callable[[Any], float] | None, bounds: CallLimits
 ) -> None:
     """Answer lists of items, one item at a time, until the connection closes. Ends the process."""
     if bounds.answer is not None:
@@ -228,7 +228,7 @@ def serve(
 
 
 def _answer(
-    items: Iterable[Any], function: Callable[[Any], Any], more: Callable[[Any], float] | None, bounds: Bounds
+    items: Iterable[Any], function: Callable[[Any], Any], more: Callable[[Any], float] | None, bounds: CallLimits
 ) -> tuple[Exception | None, list[Any]]:
     """Return the exception that ended the calls, if any, and the results."""
     results = []

@@ -14,7 +14,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, Final, Protocol
 from weakref import finalize
 
-from xtrain.runtime.base.bounded import BeyondBounds, Bounded, Bounds, die_with_parent, serve
+from xtrain.runtime.base.bounded import BeyondBounds, Bounded, CallLimits, die_with_parent, serve
 
 _PROGRAM: Final = f"import sys; from {__name__} import main; main(int(sys.argv[1]))"
 
@@ -33,7 +33,7 @@ class ForkServer:
     """Server of processes for one function, which can be pickled. It starts with the first process and ends with this
     object, or with its rank, and so do its processes. Without forks (see `Bounded`) the function is called directly."""
 
-    def __init__(self, function: Prepared, bounds: Bounds) -> None:
+    def __init__(self, function: Prepared, bounds: CallLimits) -> None:
         self._function, self._bounds = function, bounds
         self._connection: Connection | None = None
         self._process = 0
@@ -68,7 +68,7 @@ class _Served(Bounded[Any, Any]):
     """A function in a process of a server."""
 
     def __init__(
-        self, function: Callable[[Any], Any], bounds: Bounds, start: Callable[[], tuple[Connection, int]]
+        self, function: Callable[[Any], Any], bounds: CallLimits, start: Callable[[], tuple[Connection, int]]
     ) -> None:
         super().__init__(function, bounds=bounds)
         self._started = start

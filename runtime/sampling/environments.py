@@ -13,12 +13,12 @@ from attrs import define, field, frozen
 
 from xtrain.dsl.user_parts.kinds import RANDOM
 from xtrain.plan.plan import Plan
-from xtrain.runtime.base.bounded import Bounded, Bounds
+from xtrain.runtime.base.bounded import Bounded, CallLimits
 from xtrain.runtime.base.fork_server import ForkServer
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Resources
 from xtrain.runtime.base.user_parts import PartFailed, UserPart, failures_of, part_of, spec_folder
-from xtrain.runtime.feed.chat.calls import Call, fault_of
+from xtrain.runtime.feed.chat.calls import ToolCall, fault_of
 from xtrain.runtime.feed.records import Message
 
 ANSWER: Final = 1 << 20
@@ -27,7 +27,7 @@ ENVIRONMENTS: Final = "environments"
 
 
 @frozen(kw_only=True, eq=False)
-class Environment:
+class OpenedEnvironment:
     """An environment of the plan. tools: definitions of the functions that the model may call."""
 
     part: UserPart
@@ -54,8 +54,8 @@ def open_environment(
     PartFailed if its module fails."""
     part = part_of("environment", user, spec_folder(plan.spec))
     part.load()
-    bounds = Bounds(seconds=seconds, memory=memory, wait=wait, answer=ANSWER)
-    opened = Environment(part=part, tools=tools or [], server=ForkServer(EpisodeHost(part), bounds))
+    bounds = CallLimits(seconds=seconds, memory=memory, wait=wait, answer=ANSWER)
+    opened = OpenedEnvironment(part=part, tools=tools or [], server=ForkServer(EpisodeHost(part), bounds))
     resources[ENVIRONMENTS] = {**resources.get(ENVIRONMENTS, {}), name: opened}
 
 
@@ -72,9 +72,9 @@ class EpisodeProcess:
     """An episode in its process. Calls are sent first, and answered when `reply` asks. Each raises BeyondBounds if a
     call exceeds its limits or ends the process, and PartFailed if the user's class does something invalid."""
 
-    environment: Environment
+    environment: OpenedEnvironment
     _process: Bounded[Any, Any]
-    _calls: Sequence[Call] = ()
+    _calls: Sequence[ToolCall] = ()
     _texts: dict[int, str] = field(factory=dict)
 
     def reset(self, key: str, begin: str, task: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ class EpisodeProcess:
         self._calls = ()
         self._process.send([("step", key, text)])
 
-    def call(self, key: str, calls: Sequence[Call]) -> None:
+    def call(self, key: str, calls: Sequence[ToolCall]) -> None:
         """Call tools, one after another."""
         self._calls, self._texts = calls, {}
         schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in self.environment.tools}

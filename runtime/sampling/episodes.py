@@ -17,7 +17,7 @@ from xtrain.runtime.feed.tokenizers import TextTokenizer
 from xtrain.runtime.nn.batch import Completion, Prompt
 from xtrain.runtime.nn.texts import Chat, Continuation
 from xtrain.runtime.sampling.conversation import Conversations
-from xtrain.runtime.sampling.environments import Environment, EpisodeProcess, Reply
+from xtrain.runtime.sampling.environments import EpisodeProcess, OpenedEnvironment, Reply
 from xtrain.runtime.sampling.sampler import RowRanks, Sampler
 
 
@@ -93,14 +93,14 @@ class EpisodePlayer:
     token more. Calls are collective over all ranks, which need the same number of episodes each."""
 
     sampler: Sampler
-    environment: Environment
+    environment: OpenedEnvironment
     conversations: Mapping[str, Conversations]
     turns: int
     positions: int
 
     @classmethod
     def of(
-        cls, plan: Plan, sampler: Sampler, environment: Environment, datasets: Sequence[str], turns: int
+        cls, plan: Plan, sampler: Sampler, environment: OpenedEnvironment, datasets: Sequence[str], turns: int
     ) -> "EpisodePlayer":
         """Return the player of a plan's episodes. Raises DataError for a template that cannot write them."""
         positions, tokenizer = plan.node("setup.prompts").args["positions"], sampler.tokenizer
@@ -279,7 +279,9 @@ def _send(episode: Episode, name: str, *arguments: Any) -> None:
         episode.process = None
 
 
-def conversations_of(plan: Plan, dataset: str, tokenizer: TextTokenizer, environment: Environment) -> Conversations:
+def conversations_of(
+    plan: Plan, dataset: str, tokenizer: TextTokenizer, environment: OpenedEnvironment
+) -> Conversations:
     """Return the conversations of a dataset with an environment. Raises DataError as `Conversations.of` does."""
     reads = {node.args["dataset"]: node.args["reads"] for node in plan.nodes if node.op == "setup.data"}[dataset]
     arguments = named_values(reads.get("template_arguments", {}))

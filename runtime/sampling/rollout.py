@@ -33,7 +33,7 @@ from xtrain.runtime.nn.texts import Sampling
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records
-from xtrain.runtime.sampling.environments import Environment
+from xtrain.runtime.sampling.environments import OpenedEnvironment
 from xtrain.runtime.sampling.episodes import EpisodePlayer, EpisodeStart
 from xtrain.runtime.sampling.prompts import Groups, KeptCompletions, PromptReader
 from xtrain.runtime.sampling.sampler import RowRanks, Sampler
@@ -62,7 +62,7 @@ def generate(
     updates: int = 1,
     environment: str | None = None,
     turns: int = 1,
-    environments: Mapping[str, Environment] | None = None,
+    environments: Mapping[str, OpenedEnvironment] | None = None,
     feed: Feed | None = None,
     kept_completions: KeptCompletions | None = None,
     pipeline: PipelineSchedule | None = None,

@@ -58,12 +58,12 @@ ALL = [pytest.param(registry, name, id=f"{registry.word} {name}") for registry i
 
 # Files of the rooms below in which the name of an action is that of another thing. In the dashboard and the
 # command line they are words of `xtrain control`, verbs and kinds of events, which are named as what they are of.
-BLOCKS = ("planner/graph/provenance.py",)  # `checkpoint { … }`, `log { … }`
+BLOCKS = ("planner/graph/provenance.py", "planner/review/small_experiment.py")  # `checkpoint { … }`, `log { … }`
 COMMANDS = ("planner/graph/graph.py", "runtime/loop/commands.py", "runtime/jobs/launch.py")  # of `xtrain control`
 OTHER_THINGS = {
     "fp8": (  # a format of products, and of files
         *("plan/hardware.py", "dsl/schema/precision.py", "dsl/schema/model.py", "dsl/schema/model_config.py"),
-        *("plan/coded_weights.py", "runtime/store/stored_weights.py"),
+        *("plan/coded_weights.py", "runtime/store/stored_weights.py", "planner/review/small_experiment.py"),
     ),
     "int8": ("components/sources/tokens_run.py",),  # a type of arrays
     "ddp": ("dsl/starter.py",),  # a starter
@@ -86,6 +86,8 @@ OTHER_THINGS = {
     "eval": (
         *COMMANDS,
         "dsl/user_parts/files.py",  # the mode of `ast.parse`
+        "runtime/inspect/rank_jobs.py",  # a kind of events
+        "runtime/inspect/gaps.py",  # a field of gaps
         "planner/graph/saving.py",  # `ema { eval = … }`
         "runtime/nn/averages.py",
         "runtime/store/base_weights.py",

@@ -16,7 +16,7 @@ LARGEST: Final = 64
 
 
 @frozen
-class Call:
+class ToolCall:
     """A call. problem: why it cannot be read; "": it can."""
 
     name: str
@@ -54,14 +54,14 @@ class CallForm:
             at = text.find("{", at + 1)
         raise TemplateRefusal("the template does not write calls as JSON objects with a name and arguments")
 
-    def calls(self, text: str) -> list[Call]:
+    def calls(self, text: str) -> list[ToolCall]:
         """Return the calls in a text of the model; [] if it has none."""
         if self.opening:
             return list(self._after_openings(text))[:LARGEST]
         begin = text.strip()
         return [self._call(begin, 0)[0]] if begin.startswith("{") else []
 
-    def _after_openings(self, text: str) -> Iterator[Call]:
+    def _after_openings(self, text: str) -> Iterator[ToolCall]:
         at = text.find(self.opening)
         while at >= 0:
             begin = at + len(self.opening)
@@ -70,20 +70,20 @@ class CallForm:
             yield call
             at = text.find(self.opening, end)
 
-    def _call(self, text: str, begin: int) -> tuple[Call, int]:
+    def _call(self, text: str, begin: int) -> tuple[ToolCall, int]:
         """Return the call that begins at a place, and where it ends."""
         try:
             found, end = json.JSONDecoder().raw_decode(text, begin)
         except (ValueError, RecursionError):
-            return Call("", {}, "the call is not valid JSON"), begin
+            return ToolCall("", {}, "the call is not valid JSON"), begin
         inner = found.get(self.function) if self.function and isinstance(found, dict) else found
         name = inner.get(self.name) if isinstance(inner, dict) else None
         if not isinstance(inner, dict) or not isinstance(name, str):
-            return Call("", {}, f"the call has no `{self.name}`"), end
+            return ToolCall("", {}, f"the call has no `{self.name}`"), end
         arguments = inner.get(self.arguments, {})
         if not isinstance(arguments, dict):
-            return Call(name, {}, f"`{self.arguments}` of the call is not an object"), end
-        return Call(name, arguments), end
+            return ToolCall(name, {}, f"`{self.arguments}` of the call is not an object"), end
+        return ToolCall(name, arguments), end
 
 
 def _form(text: str, begin: int, at: int) -> CallForm | None:

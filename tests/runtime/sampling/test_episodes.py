@@ -13,12 +13,12 @@ from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.dsl.user_parts.files import find_module, module_digest
 from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.user_parts import PartFailed
-from xtrain.runtime.feed.chat.calls import Call, CallForm, fault_of
+from xtrain.runtime.feed.chat.calls import CallForm, ToolCall, fault_of
 from xtrain.runtime.feed.chat.template import TEMPLATES, ChatTemplate
 from xtrain.runtime.nn.batch import Completion, Prompt, SampledGroup
 from xtrain.runtime.nn.texts import Chat, Continuation
 from xtrain.runtime.sampling.conversation import Conversations
-from xtrain.runtime.sampling.environments import ENVIRONMENTS, Environment, open_environment
+from xtrain.runtime.sampling.environments import ENVIRONMENTS, OpenedEnvironment, open_environment
 from xtrain.runtime.sampling.episodes import EpisodePlayer, EpisodeStart
 from xtrain.runtime.sampling.prompts import pack, unpacked
 from xtrain.runtime.sampling.rollout import summed
@@ -82,7 +82,7 @@ def template(text: str = TOOLS_TEMPLATE) -> ChatTemplate:
 def opened(tmp_path: Path):
     """An environment, its settings and limits given."""
 
-    def opened(step: str = "", tools: bool = True, **limits: Any) -> Environment:
+    def opened(step: str = "", tools: bool = True, **limits: Any) -> OpenedEnvironment:
         (tmp_path / "parts.py").write_text(PARTS % step)
         digest = module_digest(find_module("parts.py", tmp_path))
         user = {"module": "parts.py", "function": "own", "digest": digest, "arguments": limits.pop("arguments", {})}
@@ -127,7 +127,7 @@ class Spoken:
         return found
 
 
-def player(environment: Environment, sampler: Any, turns: int = 3, positions: int = 400) -> EpisodePlayer:
+def player(environment: OpenedEnvironment, sampler: Any, turns: int = 3, positions: int = 400) -> EpisodePlayer:
     conversations = Conversations.of(Chat(template=template(), tokenizer=TOKENIZER), environment.tools)
     return EpisodePlayer(
         sampler=sampler, environment=environment, conversations={"d": conversations}, turns=turns, positions=positions
@@ -263,11 +263,11 @@ HERMES = "<tool_call>\n{}\n</tool_call>"
 
 
 @pytest.mark.parametrize(("text", "calls"), [
-    ('<call>{"name": "add", "arguments": {"a": 1}}</call>', [Call("add", {"a": 1})]),
-    ('so\n<call> {"name": "add", "arguments": {}}</call><call>{"name": "b"}', [Call("add", {}), Call("b", {})]),
-    ("<call>{'name': 1}</call>", [Call("", {}, "the call is not valid JSON")]),
-    ('<call>{"arguments": {}}', [Call("", {}, "the call has no `name`")]),
-    ('<call>{"name": "a", "arguments": "b"}', [Call("a", {}, "`arguments` of the call is not an object")]),
+    ('<call>{"name": "add", "arguments": {"a": 1}}</call>', [ToolCall("add", {"a": 1})]),
+    ('so\n<call> {"name": "add", "arguments": {}}</call><call>{"name": "b"}', [ToolCall("add", {}), ToolCall("b", {})]),
+    ("<call>{'name': 1}</call>", [ToolCall("", {}, "the call is not valid JSON")]),
+    ('<call>{"arguments": {}}', [ToolCall("", {}, "the call has no `name`")]),
+    ('<call>{"name": "a", "arguments": "b"}', [ToolCall("a", {}, "`arguments` of the call is not an object")]),
     ('{"name": "add", "arguments": {}}', []),
     ("", []),
 ])  # fmt: skip
@@ -281,7 +281,7 @@ def test_a_template_without_an_opening_writes_nothing_but_a_call():
     ))  # fmt: skip
     form = CallForm.of(template(llama))
     assert (form.opening, form.name, form.arguments) == ("", "name", "parameters")
-    assert form.calls(' {"name": "f", "parameters": {"x": [1]}}\n') == [Call("f", {"x": [1]})]
+    assert form.calls(' {"name": "f", "parameters": {"x": [1]}}\n') == [ToolCall("f", {"x": [1]})]
     assert form.calls('text {"name": "f"}') == []
 
 
