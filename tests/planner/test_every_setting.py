@@ -131,6 +131,7 @@ EXEMPT = {
     **dict.fromkeys(("model.rope.low", "model.rope.high"), "of llama3: tests/planner/test_model_folder.py"),
     **dict.fromkeys(("model.rope.short", "model.rope.long", "model.rope.divisors"),
         "of longrope: tests/planner/test_model_folder.py"),
+    "model.rope.share": "of proportional: tests/planner/test_model_folder.py",
     "model.coding": "of folders with codes: tests/runtime/store/test_round_trip.py",
     **dict.fromkeys(("rollout", "reward"), "of data that is sampled: tests/planner/test_rollout.py"),
     **dict.fromkeys(("step", "evaluation_step"), "a function of a module: tests/dsl/test_user_components.py"),
@@ -170,8 +171,12 @@ EXEMPT |= {
     },
 }
 EXEMPT |= dict.fromkeys(
-    (f"ticks.{tick}.actions.{action}.answers" for tick in range(4) for action in range(4)),
-    (f"ticks.{tick}.actions.{action}.environment" for tick in range(4) for action in range(4)),
+    (
+        f"ticks.{tick}.actions.{action}.{name}"
+        for tick in range(4)
+        for action in range(4)
+        for name in ("answers", "environment")
+    ),
     "of runs with rollouts: tests/planner/test_rollout.py",
 )
 EXEMPT["events.2.event"] = "what stands under nan stands nowhere else"
