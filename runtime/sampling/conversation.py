@@ -70,13 +70,14 @@ class EpisodeWriter:
 @frozen(kw_only=True, eq=False)
 class Conversations:
     """Conversations of one dataset with an environment. ends: of a turn. form: of calls; None without tools. around:
-    what the template writes before and after a single user message of the dataset; None if unknown."""
+    what the template writes before and after a single user message of the dataset; None if unknown. writer: in a
+    process of its own."""
 
     chat: Chat
     ends: TextEnds
     form: CallForm | None
     around: tuple[str, str] | None
-    _writer: Bounded[tuple[bool, list[Message]], str]
+    writer: Bounded[tuple[bool, list[Message]], str]
 
     @classmethod
     def of(cls, chat: Chat, tools: Sequence[Any]) -> "Conversations":
@@ -136,7 +137,7 @@ class Conversations:
 
     def _written(self, begins: bool, messages: Sequence[Message]) -> str:
         try:
-            return self._writer.map([(begins, self._clean(messages))])[0]
+            return self.writer.map([(begins, self._clean(messages))])[0]
         except (TemplateRefusal, BeyondBounds) as refusal:
             raise DataError(f"{self.chat.template.origin}: {refusal}") from refusal
 

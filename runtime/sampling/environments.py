@@ -142,7 +142,8 @@ class EpisodeHost:
     """The user's object of one episode, called in its process."""
 
     def __init__(self, part: UserPart) -> None:
-        self._part, self._object = part, None
+        self._part: UserPart = part
+        self._object: Any = None
 
     def prepare(self) -> None:
         """Load the class, once for all episodes."""
