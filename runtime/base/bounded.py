@@ -94,9 +94,7 @@ class Bounded(Generic[Asked, Given]):
             return [self._function(item) for item in self._sent]
         assert self._connection is not None
         try:
-            if self._deadline is not None and not self._connection.poll(max(0.0, self._deadline - time.monotonic())):
-                self._end()
-                raise BeyondBounds(f"takes more than {self._bounds.wait:g} s")
+            self._await(self._connection)
             failure, results = self._answered(self._connection)
             if failure is not None:
                 raise failure
@@ -112,18 +110,27 @@ class Bounded(Generic[Asked, Given]):
         if self._connection is not None and self._owner == os.getpid():
             self._end()
 
+    def _await(self, connection: Connection) -> None:
+        """Return when the process has sent something. Raises BeyondBounds after `bounds.wait` seconds."""
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        if not connection.poll(left):
+            raise BeyondBounds(f"takes more than {self._bounds.wait:g} s")
+
     def _answered(self, connection: Connection) -> tuple[Exception | None, list[Given]]:
         most = self._bounds.answer
         if most is None:
             return connection.recv()
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            self._await(connection)
+            piece = os.read(connection.fileno(), 1 << 16)
+            if not piece:
+                raise EOFError
+            line += piece
+            if len(line) > most + 1:
+                raise BeyondBounds(f"answers with more than {most >> 10} KiB")
         try:
-            beyond, results = json.loads(connection.recv_bytes(most))
-        except EOFError:
-            raise
-        except OSError as problem:
-            if connection.closed or "message length" in str(problem):
-                raise BeyondBounds(f"answers with more than {most >> 10} KiB") from None
-            raise
+            beyond, results = json.loads(line)
         except (ValueError, TypeError, RecursionError):
             raise BeyondBounds("answers with something else than its result") from None
         return None if beyond is None else BeyondBounds(str(beyond)), results
@@ -222,7 +229,9 @@ def serve(
             if bounds.answer is None:
                 connection.send((failure, results))
             else:
-                connection.send_bytes(json.dumps((None if failure is None else str(failure), results)).encode())
+                line = json.dumps((None if failure is None else str(failure), results)).encode() + b"\n"
+                while line:
+                    line = line[os.write(keep, line) :]
     except (EOFError, ConnectionError):
         os._exit(0)
 

@@ -205,6 +205,7 @@ CALLS = {
     "while True: sys.stdout.write('a' * (1 << 20))": True,
     "sys.stdout.write('a' * (1 << 20)); sys.stdout.flush(); x = 5": False,
     "sys.exit(3)": False,
+    "os.write(max(map(int, os.listdir('/dev/fd'))), b'['); time.sleep(60)": True,
 }
 USUAL = ("os._exit(0)", "raise ValueError('no')")
 
@@ -214,7 +215,7 @@ USUAL = ("os._exit(0)", "raise ValueError('no')")
     [pytest.param(*pair, marks=() if pair[0] in USUAL else pytest.mark.slow) for pair in CALLS.items()],
 )
 def test_a_call_costs_its_episode_and_nothing_else(opened, code, lost):
-    spoken = Spoken([["a", "b", "c"], [call("run", code=code), "b", "c"]], most=120)
+    spoken = Spoken([["a", "b", "c"], [call("run", code=code), "b", "c"]], most=150)
     good, bad = player(opened(seconds=0.3, wait=8), spoken).play(starts(2))
     assert (good.lost, good.turns, bad.lost) == (False, 3, lost)
     if lost:  # nothing is added after the turn
