@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from xtrain.cli.verb import Refused, add_sets, counted, number_of, ranks, say_own_code
 
 if TYPE_CHECKING:
+    from xtrain.plan.certificate import Certificate, ComparedLayout
     from xtrain.plan.plan import Plan
-    from xtrain.records.certificate import Certificate, ComparedLayout
 
 HELP = "certify that a layout computes what one process computes"
 DESCRIPTION = (

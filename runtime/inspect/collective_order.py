@@ -6,9 +6,9 @@ from typing import Final
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from xtrain.plan.certificate import Issued
 from xtrain.plan.graph import groups_node
 from xtrain.plan.plan import Plan
-from xtrain.records.certificate import Issued
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.ops import PlanMismatch, load_ops
 from xtrain.runtime.inspect.observer import IssuedCall

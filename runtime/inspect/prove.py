@@ -15,6 +15,7 @@ import torch
 from attrs import evolve, frozen
 
 from xtrain.dsl.schema.model import Model
+from xtrain.plan.certificate import Certificate, Changed, ComparedLayout
 from xtrain.plan.data import own_modules
 from xtrain.plan.plan import Plan
 from xtrain.plan.serialise import source_fingerprint
@@ -28,7 +29,6 @@ from xtrain.planner.review.small_experiment import (
     spec_of,
 )
 from xtrain.planner.review.small_scope import SAVED
-from xtrain.records.certificate import Certificate, Changed, ComparedLayout
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.inspect.collective_order import issued_alike
 from xtrain.runtime.inspect.gaps import TOLERANCE, NotComparable, gaps

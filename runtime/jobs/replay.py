@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Collection, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Literal
 
@@ -11,6 +10,7 @@ from attrs import evolve, frozen
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.actions import ACTIONS, Tick
 from xtrain.dsl.values import Quantity
+from xtrain.plan.canonical import DATA, digest
 from xtrain.plan.serialise import signed
 from xtrain.planner.compile import Compiled
 from xtrain.planner.load import plan_from_loaded, plan_from_text
@@ -66,7 +66,7 @@ class ReplayWindow:
         plan = plan_in(self.directory)
         world = plan.mesh.world_size if world is None else world
         covers = [str(self.directory), plan.id, self.begin, self.last, sorted(sets), world, *([logs] if logs else [])]
-        key = blake2b(json.dumps(covers).encode(), digest_size=_DIGITS // 2).hexdigest()
+        key = digest(covers, DATA, size=_DIGITS // 2)
         own = [
             _set("workspace.root", str(self.directory.parents[1])),
             _set("workspace.lineage", f"{self.directory.parent.name}-replays"),

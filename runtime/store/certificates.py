@@ -6,10 +6,10 @@ from typing import Final
 
 from attrs import evolve
 
+from xtrain.plan.certificate import Certificate, CertificateError
 from xtrain.plan.data import own_modules
 from xtrain.plan.plan import Plan
 from xtrain.plan.serialise import plan_id, source_fingerprint
-from xtrain.records.certificate import Certificate, CertificateError
 from xtrain.runtime.base.errors import EnvironmentFault
 
 CODE: Final = "X740"

@@ -58,12 +58,16 @@ ALL = [pytest.param(registry, name, id=f"{registry.word} {name}") for registry i
 
 # Files of the rooms below in which the name of an action is that of another thing. In the dashboard and the
 # command line they are words of `xtrain control`, verbs and kinds of events, which are named as what they are of.
-BLOCKS = ("planner/graph/provenance.py", "planner/review/small_experiment.py")  # `checkpoint { … }`, `log { … }`
+BLOCKS = (
+    "planner/graph/provenance.py",
+    "planner/review/small_experiment.py",
+    "planner/review/small_scope.py",
+)  # `checkpoint { … }`, `log { … }`
 COMMANDS = ("planner/graph/graph.py", "runtime/loop/commands.py", "runtime/jobs/launch.py")  # of `xtrain control`
 OTHER_THINGS = {
     "fp8": (  # a format of products, and of files
         *("plan/hardware.py", "dsl/schema/precision.py", "dsl/schema/model.py", "dsl/schema/model_config.py"),
-        *("plan/coded_weights.py", "runtime/store/stored_weights.py", "planner/review/small_experiment.py"),
+        *("plan/coded_weights.py", "runtime/store/stored_weights.py", "planner/review/small_scope.py"),
     ),
     "int8": ("components/sources/tokens_run.py",),  # a type of arrays
     "ddp": ("dsl/starter.py",),  # a starter

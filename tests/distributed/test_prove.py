@@ -13,9 +13,9 @@ from topologies import BY_NAME, SCHEDULES, Topology
 from traces import plan_of
 
 from recipes import RECIPES, planned, published_folders
+from xtrain.plan.certificate import Certificate
 from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec
-from xtrain.records.certificate import Certificate
 from xtrain.runtime.base import ops
 from xtrain.runtime.inspect.collective_order import issued_alike
 from xtrain.runtime.inspect.prove import prove

@@ -210,7 +210,7 @@ def as_on_cuda(found: Found, *, codegen: bool, partition: bool) -> Iterator[None
             (attention, "_flex_functions", flex_functions),
             (number_formats, "FakeTensor", _Never),
             (number_formats, "device_type", lambda x: "cuda"),
-            (fused, "_has_kernel", lambda x: True),
+            (fused, "_has_kernel", lambda x, weight_D: weight_D.dim() == 1),
             (number_formats, "_TABLES", {}),
             (flex_attention, "_validate_device", lambda *a, **k: None),
             *([(DecoderBlock, "__call__", measured(found.kept))] if partition else []),

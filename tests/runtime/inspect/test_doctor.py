@@ -297,7 +297,7 @@ def test_what_a_stack_needs_of_the_machine_beside_its_package(folder, capsys, mo
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "built"))
-    for module in ("planner.rules.layout", "runtime.base.packages"):
+    for module in ("planner.rules.validate", "runtime.base.packages"):
         monkeypatch.setattr(f"xtrain.{module}.is_installed", lambda package: True)
     for name, module in builder_of_files(links=lacks != "libaio").items():
         monkeypatch.setitem(sys.modules, name, module)

@@ -29,6 +29,8 @@ SCALED: dict[str, tuple[Rope, dict[str, Any]]] = {
         {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 512, **FACTORS}),
     "longrope, long": (Rope(scaling="longrope", factor=8.0, original=64, **DIVISORS, divisors="long"),
         {"rope_type": "longrope", "factor": 8.0, **ORIGINAL, **FACTORS}),
+    "proportional": (Rope(scaling="proportional", factor=2.0, share=0.5),
+        {"rope_type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.5}),
     "yarn, equal bounds": (Rope(scaling="yarn", factor=8.0, original=64, beta_fast=1.0, beta_slow=1.0),
         {"rope_type": "yarn", "factor": 8.0, "beta_fast": 1.0, "beta_slow": 1.0, **ORIGINAL}),
 }  # fmt: skip

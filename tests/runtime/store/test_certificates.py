@@ -8,9 +8,9 @@ import pytest
 from attrs import evolve
 from commands import xtrain
 
+from xtrain.plan.certificate import Certificate, ComparedLayout, Issued
 from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec
-from xtrain.records.certificate import Certificate, ComparedLayout, Issued
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.inspect import prove as proofs
 from xtrain.runtime.store.certificates import certificate_path, check_certificate

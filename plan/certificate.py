@@ -1,7 +1,6 @@
 """`Certificate`: the result of `xtrain prove`, bound to a plan, to the code that executes it, and to torch."""
 
 import json
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +9,7 @@ from attrs import asdict
 from cattrs.errors import BaseValidationError
 
 from xtrain.lazy_attrs import frozen
+from xtrain.plan.canonical import SEAL, digest
 from xtrain.regular_files import read_json
 
 FORMAT: Final = 1
@@ -112,7 +112,7 @@ class Certificate:
     def text(self) -> str:
         """Return the content of its file."""
         content = _content(self)
-        return json.dumps({"format": FORMAT, **content, "digest": _digest(content)}, indent=1) + "\n"
+        return json.dumps({"format": FORMAT, **content, "digest": digest(content, SEAL, size=16)}, indent=1) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> "Certificate":
@@ -126,14 +126,10 @@ class Certificate:
             if isinstance(error, CertificateError):
                 raise
             raise CertificateError(f"{path} is no certificate") from None
-        if found.digest != _digest(_content(found)):
+        if found.digest != digest(_content(found), SEAL, size=16):
             raise CertificateError(f"{path} was changed after it was made")
         return found
 
 
 def _content(certificate: Certificate) -> dict[str, Any]:
     return {name: value for name, value in asdict(certificate).items() if name != "digest"}
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
