@@ -1,7 +1,7 @@
 """`optimizer ademamix { … }`: AdEMAMix (Pagliardini et al. 2024, arXiv 2409.03137)."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
@@ -22,6 +22,9 @@ from xtrain.dsl.schema.optimizers import (
 )
 from xtrain.dsl.schema.setting import at_least, momentum_pair, not_negative, positive, proper_fraction, setting
 from xtrain.lazy_attrs import frozen
+
+if TYPE_CHECKING:
+    from xtrain.dsl.spec import Spec
 
 
 @OPTIMIZERS.register()
@@ -65,6 +68,11 @@ class AdEMAMix(PlannedOptimizer):
     counts: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
     compiled: ClassVar[Compiled] = "always"
+
+    def idle(self, spec: "Spec") -> Iterator[tuple[str, str]]:
+        yield from super().idle(spec)
+        if not self.alpha:
+            yield from ((name, "`alpha` is 0") for name in ("beta3", "alpha_warmup", "beta3_warmup"))
 
     def does(self, number_format: str) -> str:
         return (

@@ -129,9 +129,8 @@ class Muon(PlannedOptimizer):
         format: number format during orthogonalization, the computation's. symmetric: rows from which symmetric
         products are computed once, on a device whose updates are compiled. heads: for matrices orthogonalized
         per head, the number of heads and the dim (0 or 1) along which they are concatenated. series: coefficients of
-        each step if they differ. neurons: `decay` of the
-        mean squares of outputs, `columns`, the stacks whose outputs are columns, and the `format` of the means if it
-        differs from the parameters'."""
+        each step if they differ. neurons: `decay` of the mean squares of outputs, `columns`, the stacks whose outputs
+        are columns, and the `format` of the means if it differs from the parameters'."""
         arch = resolved.architecture
         found = {
             f"layers.*.{parameter.name}": parameter
@@ -141,16 +140,16 @@ class Muon(PlannedOptimizer):
         }
         several = {name: [each.heads, int(each.cut == "row")] for name, each in sorted(found.items()) if each.heads > 1}
         common = super().arguments(resolved)
-        heads: dict[str, Any] = {"heads": several} if self.heads and several else {}
-        heads |= {"symmetric": SYMMETRIC} if "compiled" in common else {}
+        more: dict[str, Any] = {"heads": several} if self.heads and several else {}
+        more |= {"symmetric": SYMMETRIC} if "compiled" in common else {}
         if self.iteration == "polar_express":
             del common["ns_coefficients"]
-            heads["series"] = polar_express(self.ns_steps)
+            more["series"] = polar_express(self.ns_steps)
         if self.neurons is not None:
             columns = sorted(name for name, parameter in found.items() if parameter.expert)
             form = {"format": "fp32"} if resolved.formats.params == "bf16" else {}
-            heads["neurons"] = {"decay": self.neurons, "columns": columns, **form}
-        return {**common, "matrices": sorted(found), "format": resolved.formats.compute, **heads}
+            more["neurons"] = {"decay": self.neurons, "columns": columns, **form}
+        return {**common, "matrices": sorted(found), "format": resolved.formats.compute, **more}
 
     def args(self) -> dict[str, Any]:
         found = super().args()
@@ -162,7 +161,9 @@ class Muon(PlannedOptimizer):
     def conflicts(self, spec: "Spec", architecture: "Architecture", layout: "Layout") -> Iterator[Conflict]:
         yield from super().conflicts(spec, architecture, layout)
         if self.heads and self.neurons is not None:
-            message = "an output of attention would need a mean for each head that it is computed from"
+            message = (
+                "`neurons` has a mean for each output, and with `heads` outputs of attention have one for each head"
+            )
             yield Conflict("neurons", message, "remove `heads` or `neurons`")
 
     def idle(self, spec: "Spec") -> Iterator[tuple[str, str]]:
@@ -182,7 +183,8 @@ class Muon(PlannedOptimizer):
 
     @classmethod
     def title(cls, args: Mapping[str, Any]) -> str:
-        return super().title({**args, "kind": f"muon of {plural(len(args['matrices']), 'matrix')}"})
+        means = " with means of outputs" if "neurons" in args else ""
+        return super().title({**args, "kind": f"muon of {plural(len(args['matrices']), 'matrix')}{means}"})
 
     @classmethod
     def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:

@@ -100,6 +100,7 @@ AXOLOTL_ROWS = [
     ("optimizer: adamw_torch", ["optimizer adamw {", "weight_decay = 0", "betas = [0.9, 0.999]", "!eps = 1e-08"]),
     ("optimizer: adamw_bnb_8bit", ["optimizer adamw8bit {", "betas = [0.9, 0.999]", "weight_decay = 0"]),
     ("optimizer: lion_32bit\nweight_decay: 0.1", ["optimizer lion {", "weight_decay = 0.1"]),
+    ("optimizer: ademamix\nadam_beta2: 0.99", ["optimizer ademamix {", "betas = [0.9, 0.99]", "weight_decay = 0"]),
     ("optimizer: sgd", ["optimizer sgd {", "momentum = 0"]),
     ("weight_decay: 0.01", ["weight_decay = 0.01", "group embed_tokens {"]),
     ("adam_beta2: 0.95\nadam_epsilon: 1e-6", ["!betas = [0.9, 0.95]", "eps = 1e-06"]),

@@ -1,15 +1,24 @@
 """`group NAME { … }` in a plan: who updates what, what that costs, and what is said of groups that do not fit."""
 
+import attrs
 import pytest
 from agreement import hold_against_the_trace
+from every_setting import alternatives
 from topologies import Topology
 from traces import plan_of
 
+from xtrain.contracts.optimizers import PlannedOptimizer
+from xtrain.dsl.schema.component import planned
+from xtrain.dsl.schema.optimizers import OPTIMIZERS
+from xtrain.dsl.schema.setting import settings_of
 from xtrain.plan.checkpoints import checkpoint_contents, mismatches
+from xtrain.plan.findings import Findings
 from xtrain.plan.groups import ParameterGroups
 from xtrain.plan.serialise import from_json, to_json
+from xtrain.planner.compile import resolve
 from xtrain.planner.review.page import render
 from xtrain.planner.review.resumable import resumable
+from xtrain.planner.rules.validate import validate
 
 SHAPE = "model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, ffn = 192 }"
 TABLE, BLOCK = 258 * 64, 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192 + 2 * 64
@@ -40,6 +49,30 @@ def test_a_plan_says_who_updates_what(make_plan):
     }
     assert [*kept.values()] == [["exp_avg", "exp_avg_sq"], ["momentum_buffer"], ["exp_avg"]]
     assert groups.scalars("layers.3.mlp.up_proj.weight") == () != groups.scalars("norm.weight")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OPTIMIZERS if kind != "user"])
+def test_optimizers_with_other_state_have_other_titles(load, kind):
+    """Checkpoints are compared by the title: no setting may change what is stored unless the title changes too."""
+    experts = "experts = 4, experts_per_token = 2, expert_ffn = 64"
+    model = f"model qwen3_moe {{ dim = 128, layers = 1, heads = 2, kv_heads = 2, ffn = 128, {experts} }}"
+    spec = load(model=model, optimizer=f"optimizer {kind} {{ lr = 1e-3 }}")
+    valid = validate(spec, None, Findings(spec))
+    assert valid is not None
+    run = resolve(valid.elastic.spec, valid)
+
+    def stored(optimizer: PlannedOptimizer) -> tuple[str, object]:
+        args = optimizer.arguments(run)
+        names = [each.name for each in run.inventory.tensors]
+        return optimizer.title(args), [(optimizer.state(args, name), optimizer.scalars(args, name)) for name in names]
+
+    chosen = planned(spec.optimizer, PlannedOptimizer)
+    title, states = stored(chosen)
+    for name, (attribute, _) in settings_of(type(chosen)).items():
+        value = getattr(chosen, attribute.name)
+        for new in alternatives(value, attribute.type) if name != "kind" else ():
+            other, changed = stored(attrs.evolve(chosen, **{attribute.name: new}))
+            assert (other == title) == (changed == states), f"{name} = {new}: {other}"
 
 
 def test_state_is_that_of_the_optimizer_of_each_parameter(make_plan):

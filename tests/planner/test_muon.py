@@ -1,5 +1,7 @@
 """`optimizer muon` in a plan: which parameters it makes orthogonal, what it keeps of the others, and resuming."""
 
+import pytest
+
 from xtrain.plan.checkpoints import checkpoint_contents, mismatches
 
 DENSE = "model qwen3 { dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 64, tie_embeddings = false }"
@@ -49,3 +51,21 @@ def test_routers_are_its_own_where_asked_and_a_state_without_them_does_not_fit(m
     (found,) = mismatches(checkpoint_contents(plain), checkpoint_contents(routers))
     assert found.path == "optimizer.kind" and "muon of 7 matrices → muon of 8 matrices" in found.text
     assert not mismatches(checkpoint_contents(plain), checkpoint_contents(plain))
+
+
+@pytest.mark.parametrize(("optimizer", "code", "path"), [
+    ("muon { lr = 1e-3, heads = true, neurons = 0.9 }", "X437", "optimizer.neurons"),
+    ("muon { lr = 1e-3, iteration = polar_express, ns_coefficients = [3, -4, 2] }", "W4", "optimizer.ns_coefficients"),
+    ("ademamix { lr = 1e-3, alpha = 0, beta3_warmup = 10 }", "W4", "optimizer.beta3_warmup"),
+])  # fmt: skip
+def test_settings_that_do_not_go_together(compiled, optimizer, code, path):
+    found = compiled(model=DENSE, optimizer=f"optimizer {optimizer}").diagnostics
+    (only,) = found
+    assert only.code.startswith(code) and path.rpartition(".")[2] in only.message
+
+
+def test_polar_express_has_its_coefficients_in_the_plan(make_plan):
+    plan = make_plan(model=DENSE, optimizer=MUON.format(more=", iteration = polar_express, ns_steps = 9"))
+    args = plan.node("setup.optimizer").args
+    assert "ns_coefficients" not in args and len(args["series"]) == 9
+    assert args["series"][0][0] == pytest.approx(8.28721201814563 / 1.01) and args["series"][8] == [1.875, -1.25, 0.375]
