@@ -82,18 +82,17 @@ def _heads(name: str, alone: str, default: Any) -> Any:
             return everywhere if found is None else found
         full = _last_is_full(_FULL_LAYERS).computed
         assert full is not None
-        numbers, given = full(config), config[_BY_LAYER] or {}
+        numbers, given = full(config), {} if config[_BY_LAYER] is None else config[_BY_LAYER]
         if layers is None or isinstance(numbers, WrongKey):
             return everywhere
-        if not any(each == WINDOWED for each in config.get("layer_types") or ()) and config.get("layer_types"):
-            numbers = range(layers)
         entries = {str(layer): each for layer, each in given.items()} if isinstance(given, Mapping) else {}
-        values = [entries.get(str(layer), {}) for layer in numbers]
-        alike = isinstance(given, Mapping) and all(each == values[0] for each in values)
-        if not alike or entries.keys() - set(map(str, numbers)) or values[0].keys() - _SIZES:
+        own = [entries.get(str(layer), {}) for layer in numbers or range(layers)]
+        mapped = isinstance(given, Mapping) and isinstance(own[0], Mapping) and own[0].keys() <= _SIZES
+        others = entries.keys() - set(map(str, numbers or range(layers)))
+        if not mapped or others or any(each != own[0] for each in own):
             wanted = "the same head_dim and num_key_value_heads for each layer of full attention, and no other layer"
             return WrongKey(_BY_LAYER, wanted)
-        return values[0].get(name, everywhere)
+        return own[0].get(name, everywhere)
 
     return computed
 
