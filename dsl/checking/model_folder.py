@@ -255,7 +255,7 @@ class _Reading:
             value = key.computed(config)
             if isinstance(value, WrongKey):
                 self.section.lost.add(key.setting)
-                self._refuse(value.name, self.entries.get(value.name, self.entries["model_type"]), value.wanted)
+                self._refuse(value.name, self.entries.get(value.name), value.wanted)
                 return
         elif key.read is not None and entry is not None and entry.value is not None:
             value = key.read(value)
@@ -473,11 +473,13 @@ class _Reading:
         )  # fmt: skip
         section.entries[name] = SectionEntry(span, theirs)
 
-    def _refuse(self, name: str, entry: ConfigEntry, wanted: str) -> None:
-        message = (
-            f"`{name}` is {short_json(entry.value)} in {self.source.path}, but a {self._model} of xtrain computes "
-        )
-        self.diagnostics.error("X522", f"{message}something else", entry.span, hint=f"it must be {wanted}")
+    def _refuse(self, name: str, entry: ConfigEntry | None, wanted: str) -> None:
+        if entry is None:
+            message, entry = f"{self.source.path} has no `{name}`", self.entries["model_type"]
+        else:
+            value = f"`{name}` is {short_json(entry.value)} in {self.source.path}"
+            message = f"{value}, but a {self._model} of xtrain computes something else"
+        self.diagnostics.error("X522", message, entry.span, hint=f"it must be {wanted}")
 
     def _unknown(self, name: str, entry: ConfigEntry) -> None:
         refuse_unknown(name, entry, self.source, self.diagnostics)

@@ -570,6 +570,24 @@ def test_heads_of_a_gemma4_are_those_of_transformers(folder: Folder, changes: di
         assert (ours.window is None) == (kind == "full_attention")
 
 
+NEMOTRON: dict[str, Any] = {
+    "model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], "hidden_act": None, "rms_norm_eps": None,
+    "head_dim": 8, "ssm_state_size": 8, "mamba_num_heads": 4, "mamba_head_dim": 6, "n_groups": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "changes"), [
+    ("config.json has no `hybrid_override_pattern`", {}),
+    ('`hybrid_override_pattern` is "MX"', {"hybrid_override_pattern": "MX"}),
+    ("`layers_block_type` is 5", {"layers_block_type": 5}),
+    ("`layers_block_type` is", {"layers_block_type": ["mamba", "swa"]}),
+])  # fmt: skip
+def test_the_blocks_of_a_nemotron_h_are_given(folder: Folder, said: str, changes: dict[str, Any]):
+    folder.config(**{**NEMOTRON, **changes})
+    ((code, text),) = errors(folder.plan('"model" { weights = none }'))
+    assert code == "X522" and said in text
+
+
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("changes", [
     {"hidden_size_per_layer_input": 16}, {"num_kv_shared_layers": 1}, {"hidden_size_per_layer_input": None},
