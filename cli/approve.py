@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.key is None and not sys.stdin.isatty():
         raise Refused(2, "xtrain approve: a person must answer; run it in a terminal, or sign with --key FILE")
+    by = arguments.by or _user()
     compiled = plan_from_path(arguments.plan, arguments.sets, arguments.world, counted)
     report(compiled.diagnostics)
     if compiled.plan is None:
@@ -47,10 +48,21 @@ def run(arguments: argparse.Namespace) -> int:
     say_own_code(plan, arguments.plan)
     if arguments.key is None:
         sys.stdout.write(render(plan))
-        answer = input(f"\nMay plan {plan.id} run? yes or no: ")
+        try:
+            answer = input(f"\nMay plan {plan.id} run? yes or no: ")
+        except EOFError:  # Ctrl-D
+            answer = "no"
         if answer.strip().lower() not in ("y", "yes"):
             print("not approved")
             return 1
-    folder = approve(plan, arguments.by or getpass.getuser(), arguments.key)
+    folder = approve(plan, by, arguments.key)
     print(f"Approved plan {plan.id}: {folder}")
     return 0
+
+
+def _user() -> str:
+    """Return the name of the user. Raises Refused."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the user of a container
+        raise Refused(2, "xtrain approve: this user has no name on this machine; give --by NAME") from None

@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _cancel(Path(arguments.spec))
     from xtrain.cli.run_sweep import launch as launch_sweep
     from xtrain.plan.serialise import dumps
+    from xtrain.runtime.jobs.approvals import check_approval
     from xtrain.runtime.jobs.submitted import job_launcher, submit_job
 
     arguments.sets = [*_chosen(arguments), *arguments.sets]
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         return status
     job = _job(arguments)
     if arguments.approved is not None:
-        _check_approval(job.plan, arguments.approved)
+        check_approval(job.plan, Path(arguments.approved) if arguments.approved else None)
     if arguments.dry:
         for number, (name, text) in enumerate(job_launcher(job.launcher.kind).files(job).items()):
             sys.stdout.write(f"{'' if number == 0 else chr(10)}# {job.files / name}\n{text}")
@@ -80,14 +81,6 @@ def run(arguments: argparse.Namespace) -> int:
     root = "" if job.plan.workspace["root"] == "runs" else f" {quote(job.plan.workspace['root'])}"
     print(f"files and output: {job.files}; state: xtrain runs{root}; lines: xtrain watch {quote(str(job.directory))}")
     return 0
-
-
-def _check_approval(plan: "Plan", signers: str) -> None:
-    """Raise EnvironmentFault unless the plan is approved. signers: file of allowed signers; empty: unsigned approvals
-    count."""
-    from xtrain.runtime.jobs.approvals import approved
-
-    approved(Path(plan.workspace["root"]), plan.id, Path(signers) if signers else None)
 
 
 def _chosen(arguments: argparse.Namespace) -> list[str]:

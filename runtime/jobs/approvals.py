@@ -10,7 +10,7 @@ import subprocess
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from attrs import asdict, frozen
 
@@ -63,10 +63,19 @@ def approve(plan: Plan, by: str, key: Path | None = None) -> Path:
     if key is not None:
         done = _ssh_keygen(("sign", "-f", str(key)), content.encode())
         if done.returncode:
-            raise EnvironmentFault(NOT_APPROVED, f"{key} cannot sign: {_last_line(done)}; the plan is not approved")
+            raise EnvironmentFault(NOT_APPROVED, f"{key} cannot sign: {_first_line(done)}; the plan is not approved")
         durable.write(_signature(folder), done.stdout)
     durable.write(place, content)
     return folder
+
+
+def check_approval(plan: Plan, signers: Path | None = None) -> None:
+    """Raise EnvironmentFault (X742) unless exactly this plan is approved: plans with one id can differ in the path of
+    the spec, whose folder holds its modules. signers: as in `approved`."""
+    _, file = approved(Path(plan.workspace["root"]), plan.id, signers)
+    if load_plan(file) != plan:
+        message = f"the plan has the id of the approved one, but another spec path or other texts; launch {file}"
+        raise EnvironmentFault(NOT_APPROVED, message)
 
 
 def approved(root: Path, plan_id: str, signers: Path | None = None) -> tuple[Approval, Path]:
@@ -107,7 +116,9 @@ def _check_signature(approval: Approval, folder: Path, content: bytes, signers: 
         )
     done = _ssh_keygen(("verify", "-f", str(signers), "-I", str(approval.by), "-s", str(signature)), content)
     if done.returncode:
-        message = f"the signature of {approval.by} on {approval.plan_id} is not valid for {signers}: {_last_line(done)}"
+        message = (
+            f"the signature of {approval.by} on {approval.plan_id} is not valid for {signers}: {_first_line(done)}"
+        )
         raise EnvironmentFault(NOT_APPROVED, f"{message}; sign with a key of that file, and name its person with --by")
 
 
@@ -128,6 +139,6 @@ def _signature(folder: Path) -> Path:
     return folder / f"{APPROVAL_FILE}.sig"
 
 
-def _last_line(done: "subprocess.CompletedProcess[Any]") -> str:
+def _first_line(done: subprocess.CompletedProcess[bytes]) -> str:
     lines = (done.stderr + b"\n" + done.stdout).decode("utf-8", "replace").strip().splitlines()
     return lines[0].strip() if lines else f"exit code {done.returncode}"

@@ -15,6 +15,7 @@ from commands import xtrain
 from mcp import Client, StdioServerParameters
 
 from xtrain.api.assistant import make_server
+from xtrain.cli.main import main
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.jobs.approvals import approved
 
@@ -113,17 +114,17 @@ def plan_of(project) -> str:
 
 
 def test_a_person_is_asked(project):
-    """Without a terminal nobody can answer; in one, `no` approves nothing."""
+    """Without a terminal nobody can answer; in one, `no` and Ctrl-D approve nothing."""
     done = xtrain("approve", "tiny.xtrain", cwd=project)
     assert done.returncode == 2 and "a person must answer" in done.stderr
     plan_id = plan_of(project)
-    for answer, code in (("no", 1), ("yes", 0)):
+    for answer, code in (("no\n", 1), ("\x04", 1), ("yes\n", 0)):
         master, terminal = pty.openpty()
-        os.write(master, f"{answer}\n".encode())
+        os.write(master, answer.encode())
         command = [sys.executable, "-m", "xtrain", "approve", "tiny.xtrain", "--by", "ann"]
         asked = subprocess.run(command, cwd=project, stdin=terminal, capture_output=True, text=True)
         assert asked.returncode == code and f"May plan {plan_id} run?" in asked.stdout
-        assert (project / "runs").exists() == (code == 0)
+        assert (project / "runs").exists() == (code == 0) != ("not approved" in asked.stdout)
     approval, file = approved(project / "runs", plan_id)
     assert (approval.by, approval.name, file.is_file()) == ("ann", "tiny", True)
     assert "no run" in xtrain("runs", cwd=project).stderr  # an approval is none
@@ -170,6 +171,30 @@ def test_signatures(project, keys, damage, says):
     saved = folder / "approved-plan.json"
     done = xtrain("launch", saved, "--on", "local", "--dry", f"--approved={signers}", cwd=project)
     assert done.returncode == 3 and "error[X742]" in done.stderr
+
+
+def test_another_file_with_the_id_of_an_approved_plan_is_not_launched(project, keys):
+    """The folder of the spec, which holds its modules, is no part of the id."""
+    assert (
+        xtrain("approve", "tiny.xtrain", "--key", keys / "ann", "--by", "ann@example.com", cwd=project).returncode == 0
+    )
+    saved = project / "runs/approvals" / plan_of(project) / "approved-plan.json"
+    copy, moved = project / "copy.json", project / "moved.json"
+    copy.write_text(saved.read_text())
+    moved.write_text(json.dumps({**json.loads(saved.read_text()), "spec": "elsewhere/tiny.xtrain"}))
+    for file, code in ((copy, 0), (moved, 3)):
+        done = xtrain("launch", file, "--on", "local", "--dry", f"--approved={keys / 'signers'}", cwd=project)
+        assert done.returncode == code, done.stderr
+    assert "error[X742]" in done.stderr and f"launch {saved.relative_to(project)}" in done.stderr
+
+
+def test_a_user_without_a_name_names_the_person(project, monkeypatch, capsys):
+    def getuser() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", getuser)
+    assert main(["approve", "tiny.xtrain", "--key", "key"]) == 2
+    assert "give --by NAME" in capsys.readouterr().err
 
 
 def test_a_key_that_cannot_sign_approves_nothing(project):
