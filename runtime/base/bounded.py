@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import signal
+import socket
+import struct
 import sys
 import time
 import warnings
@@ -36,8 +38,8 @@ class CallLimits:
     seconds until an answer, from when the call was sent; None: no limit.
 
     answer: for a function whose code is not trusted, the largest answer in bytes, which is then JSON, read without
-    running anything. What such a process writes to its standard streams is dropped, and processes that it has started
-    end with it. None: answers are any objects.
+    running anything. What such a process writes to its standard streams is dropped, and the processes in its process
+    group end with it. None: answers are any objects.
     """
 
     seconds: float
@@ -85,6 +87,9 @@ class Bounded(Generic[Asked, Given]):
         self._deadline = None if wait is None else time.monotonic() + wait
         try:
             self._connection.send(items)
+        except BlockingIOError:  # a process that reads nothing
+            self._end()
+            raise BeyondBounds(f"takes more than {wait:g} s") from None
         except ConnectionError:
             raise BeyondBounds(self._end()) from None
 
@@ -131,6 +136,8 @@ class Bounded(Generic[Asked, Given]):
                 raise BeyondBounds(f"answers with more than {most >> 10} KiB")
         try:
             beyond, results = json.loads(line)
+            if beyond is None and len(results) != len(self._sent):
+                raise ValueError
         except (ValueError, TypeError, RecursionError):
             raise BeyondBounds("answers with something else than its result") from None
         return None if beyond is None else BeyondBounds(str(beyond)), results
@@ -138,6 +145,10 @@ class Bounded(Generic[Asked, Given]):
     def _begin(self) -> None:
         self._connection, self._process = self._start()
         self._owner = os.getpid()
+        if (wait := self._bounds.wait) is not None:
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as pipe:
+                timeout = struct.pack("ll", int(wait), int(wait % 1 * 1e6))
+                pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         finalize(self, _finish, self._connection, self._process, self._owner, self._bounds)
 
     def _start(self) -> tuple[Connection, int]:
@@ -218,7 +229,8 @@ def serve(
     os.closerange(keep + 1, 1 << 16)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.SIG_IGN)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    for number in (signal.SIGPROF, signal.SIGCHLD):  # with the latter ignored, its own processes have no exit status
+        signal.signal(number, signal.SIG_DFL)
     with open("/proc/self/statm") as file:  # noqa: PTH123
         begun = int(file.read().split()[0]) * resource.getpagesize()
     _, most = resource.getrlimit(resource.RLIMIT_AS)

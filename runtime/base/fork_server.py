@@ -14,7 +14,8 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, Final, Protocol
 from weakref import finalize
 
-from xtrain.runtime.base.bounded import BeyondBounds, Bounded, CallLimits, die_with_parent, serve
+from xtrain.runtime.base.bounded import Bounded, CallLimits, die_with_parent, serve
+from xtrain.runtime.base.errors import DataError
 
 _PROGRAM: Final = f"import sys; from {__name__} import main; main(int(sys.argv[1]))"
 
@@ -43,25 +44,35 @@ class ForkServer:
         return _Served(self._function, self._bounds, self.start)
 
     def start(self) -> tuple[Connection, int]:
-        """Start a process; return the connection to it and its id. Raises BeyondBounds if the server has ended."""
-        if self._connection is None:
-            self._connection, theirs = Pipe()
-            command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno())]
-            server = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-            theirs.close()
-            self._process = server.pid
-            finalize(self, _stop, self._connection, server)
-            self._connection.send((self._function, self._bounds))
+        """Start a process; return the connection to it and its id. A call may have ended the server, which is then
+        started again. Raises DataError if it ends at once."""
+        for fresh in (self._connection is None, True):
+            if self._connection is None:
+                self._connection = self._begin()
+            ours, theirs = Pipe()
+            try:
+                send_handle(self._connection, theirs.fileno(), self._process)
+                return ours, self._connection.recv()
+            except (EOFError, ConnectionError):
+                ours.close()
+                self._connection.close()
+                self._connection = None
+                if fresh:
+                    break
+            finally:
+                theirs.close()
+        raise DataError("the server that forks processes of episodes has ended at its start; its error is above")
+
+    def _begin(self) -> Connection:
         ours, theirs = Pipe()
-        try:
-            send_handle(self._connection, theirs.fileno(), self._process)
-            process = self._connection.recv()
-        except (EOFError, ConnectionError):
-            ours.close()
-            raise BeyondBounds("the server of its processes has ended") from None
-        finally:
-            theirs.close()
-        return ours, process
+        command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno())]
+        server = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+        self._process = server.pid
+        finalize(self, _stop, ours, server)
+        with suppress(ConnectionError):  # the first process asked for will find it
+            ours.send((self._function, self._bounds))
+        return ours
 
 
 class _Served(Bounded[Any, Any]):

@@ -61,9 +61,11 @@ class EpisodeWriter:
         if not whole.startswith(end):
             raise TemplateRefusal("what the template writes before a turn's end depends on what follows it")
         rest = whole[len(end) :]
-        for message in messages:
-            if message["content"].strip() not in rest:
-                raise TemplateRefusal(f"the template does not write messages of the role {message['role']}")
+        for number, message in enumerate(messages):
+            if message["content"].strip() not in rest:  # left out, or written in another form, such as JSON
+                other = [*messages[:number], {**message, "content": f"{message['content']} b"}, *messages[number + 1 :]]
+                if self._template.render([_ASKED, turn, *other], prompt=True).endswith(rest):
+                    raise TemplateRefusal(f"the template does not write messages of the role {message['role']}")
         return rest
 
 
@@ -143,9 +145,10 @@ class Conversations:
 
     def _clean(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages in which no text reads as a special token or as a marker between turns: a space follows its
-        first character."""
+        first character. Half a surrogate pair, which has no UTF-8, becomes a question mark."""
 
         def broken(text: str) -> str:
+            text = text.encode(errors="replace").decode()
             return self.chat.reserved.sub(lambda found: f"{found[0][:1]} {found[0][1:]}", text)
 
         return [{**message, "content": broken(message["content"])} for message in messages]

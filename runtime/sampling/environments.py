@@ -5,7 +5,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 
 from xtrain.dsl.user_parts.kinds import RANDOM
 from xtrain.plan.plan import Plan
-from xtrain.runtime.base.bounded import Bounded, CallLimits
+from xtrain.runtime.base.bounded import BeyondBounds, Bounded, CallLimits
 from xtrain.runtime.base.fork_server import ForkServer
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Resources
@@ -106,14 +106,14 @@ class EpisodeProcess:
 
     def opening(self) -> list[Message]:
         """Return the messages of `reset`."""
-        return self._answers()[0]["messages"]
+        return self._answers("messages")[0]["messages"]
 
     def reply(self) -> Reply:
         """Return the reply to a turn."""
-        answers = self._answers()
         if not self._calls:
-            return Reply(answers[0]["messages"], answers[0]["reward"])
-        given = iter(answers)
+            (answer,) = self._answers("reply", "reward")
+            return Reply(answer["reply"], answer["reward"])
+        given = iter(self._answers("text"))
         texts = [self._texts.get(n) or next(given)["text"] for n in range(len(self._calls))]
         return Reply(
             [
@@ -124,14 +124,18 @@ class EpisodeProcess:
 
     def reward(self) -> float:
         """Return the reward of `finish`."""
-        return self._answers()[0]["reward"]
+        return self._answers("reward")[0]["reward"]
 
     def close(self) -> None:
         """End the process."""
         self._process.close()
 
-    def _answers(self) -> list[Any]:
+    def _answers(self, *names: str) -> list[Any]:
+        """Return answers with these fields, which code of the model may have written into the pipe instead."""
         answers = self._process.receive()
+        if not all(_is_answer(answer, names) for answer in answers):
+            self._process.close()
+            raise BeyondBounds("answers with something else than its result")
         failed = next((answer["failed"] for answer in answers if "failed" in answer), None)
         if failed is not None:
             raise PartFailed(failed["message"], path=failed["path"], line=failed["line"])
@@ -171,8 +175,7 @@ class EpisodeHost:
         filled = {RANDOM: random.Random(begin)} if RANDOM in inspect.signature(kind.reset).parameters else {}
         said = self._object.reset(task, **self._part.arguments, **filled)
         messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
-        good = isinstance(messages, list) and messages and all(map(_is_message, messages))
-        if not good or messages[-1]["role"] == "assistant":
+        if not _are_messages(messages) or messages[-1]["role"] == "assistant":
             raise self._part.failed(f"gave {_short(said)} in `reset`, not a text or a list of messages")
         return {"messages": messages}
 
@@ -184,7 +187,7 @@ class EpisodeHost:
         if reply is not None and not isinstance(reply, str):
             raise self._part.failed(f"gave {_short(given)} in `step`, not a reply, a reward, or both")
         messages = None if reply is None else [{"role": "user", "content": reply}]
-        return {"messages": messages, "reward": self._number(reward, "step")}
+        return {"reply": messages, "reward": self._number(reward, "step")}
 
     def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -206,9 +209,32 @@ class EpisodeHost:
         return number
 
 
+def _are_messages(given: Any) -> bool:
+    return isinstance(given, list) and bool(given) and all(map(_is_message, given))
+
+
 def _is_message(message: Any) -> bool:
     good = isinstance(message, dict) and isinstance(message.get("content"), str)
     return good and message.get("role") in ("system", "user", "assistant")
+
+
+_FIELDS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "messages": _are_messages,
+    "reply": lambda given: given is None or _are_messages(given),
+    "reward": lambda given: isinstance(given, float) and math.isfinite(given),
+    "text": lambda given: isinstance(given, str),
+    "failed": lambda given: (
+        isinstance(given, dict)
+        and isinstance(given.get("message"), str)
+        and isinstance(given.get("path"), str | None)
+        and isinstance(given.get("line"), int | None)
+    ),
+}
+
+
+def _is_answer(answer: Any, names: Sequence[str]) -> bool:
+    wanted = ("failed",) if isinstance(answer, dict) and "failed" in answer else names
+    return isinstance(answer, dict) and {*answer} == {*wanted} and all(_FIELDS[name](answer[name]) for name in wanted)
 
 
 def _short(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Episodes with environments: their tokens and masks, what an environment may do, and the limits of its process."""
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from small_generators import generator_of, plan_of
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.dsl.user_parts.files import find_module, module_digest
+from xtrain.runtime.base.bounded import BeyondBounds
 from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.user_parts import PartFailed
 from xtrain.runtime.feed.chat.calls import CallForm, ToolCall, fault_of
@@ -206,8 +208,12 @@ CALLS = {
     "sys.stdout.write('a' * (1 << 20)); sys.stdout.flush(); x = 5": False,
     "sys.exit(3)": False,
     "os.write(max(map(int, os.listdir('/dev/fd'))), b'['); time.sleep(60)": True,
+    "os.write(max(map(int, os.listdir('/dev/fd'))), b'[null, [5]]\\n'); time.sleep(60)": True,
+    "os.write(max(map(int, os.listdir('/dev/fd'))), b'[null,[{}]]\\n'); time.sleep(60)": True,
+    "os.write(max(map(int, os.listdir('/dev/fd'))), b'[null, []]\\n'); time.sleep(60)": True,
+    "import subprocess; x = 4 + subprocess.run(['false']).returncode": False,
 }
-USUAL = ("os._exit(0)", "raise ValueError('no')")
+USUAL = ("os._exit(0)", "raise ValueError('no')", "import subprocess; x = 4 + subprocess.run(['false']).returncode")
 
 
 @pytest.mark.parametrize(
@@ -224,6 +230,28 @@ def test_a_call_costs_its_episode_and_nothing_else(opened, code, lost):
         assert bad.turns == 3
         text = TOKENIZER.decode(bad.tokens)
         assert "t:5/" in text or "error: ValueError: no" in text or "error: SystemExit: 3" in text
+
+
+@pytest.mark.slow
+def test_a_call_that_ends_the_server_of_processes_costs_no_later_episode(opened):
+    environment, texts = opened(wait=8), [call("run", code="os.kill(os.getppid(), 9)"), "b", "c"]
+    assert player(environment, Spoken([texts], most=150)).play(starts(1))[0].lost
+    assert not player(environment, Spoken([["a", "b", "c"]])).play(starts(1))[0].lost
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_text_that_a_process_does_not_read_costs_its_episode(opened):
+    """More than fits a pipe, for a process that has stopped after its answer."""
+    process = opened(wait=1).episode()
+    process.reset("1", "1", {"prompt": ""})
+    process.opening()
+    later = "import signal, threading; threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSTOP)).start()"
+    process.call("1", [ToolCall("run", {"code": later})])
+    process.reply()
+    time.sleep(0.5)
+    with pytest.raises(BeyondBounds, match=r"takes more than 1 s$"):
+        process.step("1", "a" * (4 << 20))
 
 
 @pytest.mark.parametrize(("step", "said"), [
@@ -257,6 +285,14 @@ def test_text_of_an_environment_never_becomes_a_special_token(opened):
     assert [token for token in found.tokens if token > 255] == [256, 257, 257, 257]
 
 
+def test_half_a_surrogate_pair_is_a_question_mark(opened):
+    """Of the environment, and of the model in a call, which JSON lets it write."""
+    texts = ["a", '<call>{"name": "\\ud800", "arguments": {}}</call>', "c"]
+    (found,) = player(opened(step="return '\\ud800'"), Spoken([texts], most=150)).play(starts(1))
+    text = TOKENIZER.decode(found.tokens)
+    assert "u:?/" in text and "t:error: there is no tool `?`; tools: add, run/" in text
+
+
 # Templates and calls -------------------------------------------------------------------------------------------------
 
 
@@ -284,6 +320,16 @@ def test_a_template_without_an_opening_writes_nothing_but_a_call():
     assert (form.opening, form.name, form.arguments) == ("", "name", "parameters")
     assert form.calls(' {"name": "f", "parameters": {"x": [1]}}\n') == [ToolCall("f", {"x": [1]})]
     assert form.calls('text {"name": "f"}') == []
+
+
+def test_a_template_may_write_texts_of_tools_as_json(opened):
+    written = template(
+        TOOLS_TEMPLATE.replace("m.content + '/'", "(m.content if m.role != 'tool' else m.content | tojson) + '/'")
+    )
+    conversations = Conversations.of(Chat(template=written, tokenizer=TOKENIZER), opened().tools)
+    answers = [{"role": "tool", "name": "run", "tool_call_id": "000000000", "content": 'two\n"lines"'}]
+    following = conversations.following(answers, [97, TOKENIZER.eos], "a")
+    assert TOKENIZER.decode(following) == 't:"two\\n\\"lines\\""/a:'
 
 
 SCHEMA = {
