@@ -319,7 +319,7 @@ class Environment(UserComponent):
     @property
     def tools(self) -> tuple[dict[str, Any], ...]:
         """Functions that the model may call, as chat templates take them."""
-        return self.declared["tools"]
+        return self.declared.get("tools", ())  # a class with mistakes has none
 
 
 REWARDS: Final = Registry["Reward"]("reward", "rewards", op="rollout.score")

@@ -400,3 +400,14 @@ def test_a_plan_shows_the_environment_and_what_episodes_cost_at_most(tmp_path: P
         verdict = resumable(plan, other)
         assert verdict.kind == "safe" or path == "environment "  # whose file has the source too
         assert path.strip() in {reason.path for reason in verdict.reasons}
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("def step", "def stop", "`one` has no `step`"),
+    ('Literal["n", "s"]', "object", "the type of `to` of the tool `go` has no JSON schema"),
+])  # fmt: skip
+def test_a_mistake_in_the_class_of_an_environment_is_said(tmp_path: Path, old, new, said):
+    (tmp_path / "world.py").write_text(WORLD.replace(old, new))
+    (tmp_path / "e.xtrain").write_text(EPISODES)
+    compiled = plan_from_spec(tmp_path / "e.xtrain")
+    assert compiled.plan is None and said in [each.message for each in compiled.diagnostics.errors]
