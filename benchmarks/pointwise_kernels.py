@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xtrain.dsl.schema.model_config import Rope
+from xtrain.dsl.schema.rope import Rope
 from xtrain.plan.architecture import RotaryAngles
 from xtrain.runtime.nn.fused import normed_and_turned, rms_norm, silu_times
 from xtrain.runtime.nn.layers import Rotation

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from xtrain.blocks.block import Layer, later, norm_weight, not_above_zero, row_bias
 from xtrain.blocks.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
-from xtrain.dsl.schema.model_config import Rope
+from xtrain.dsl.schema.rope import Rope
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, BlockParameter, RotaryAngles, pairs_within
 from xtrain.plan.hardware import QUERIES, has_flash

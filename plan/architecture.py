@@ -14,7 +14,8 @@ from attrs import field
 from xtrain.dsl.schema.adapters import Adapter, adapter_of
 from xtrain.dsl.schema.losses import HeadKind
 from xtrain.dsl.schema.model import FAMILIES, ModelEnds
-from xtrain.dsl.schema.model_config import HARMLESS_TO_CODE, Rope, is_metadata
+from xtrain.dsl.schema.model_config import HARMLESS_TO_CODE, is_metadata
+from xtrain.dsl.schema.rope import Rope
 from xtrain.lazy_attrs import frozen
 
 EMBEDDING: Final = "embed_tokens"

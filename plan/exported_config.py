@@ -5,17 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from xtrain.dsl.schema.model import FAMILIES
-from xtrain.dsl.schema.model_config import (
-    AUTO_MAP,
-    CONTEXT,
-    ORIGINAL,
-    PARTIAL,
-    QUANTISATION,
-    ROPE_KEYS,
-    ConfigKey,
-    ModelConfig,
-    Rope,
-)
+from xtrain.dsl.schema.model_config import AUTO_MAP, CONTEXT, PARTIAL, QUANTISATION, ConfigKey, ModelConfig
+from xtrain.dsl.schema.rope import ORIGINAL, ROPE_KEYS, Rope
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, buffers

@@ -22,8 +22,8 @@ from xtrain.dsl.schema.model_config import (
     ModelConfig,
     WholeModel,
     WrongKey,
-    yarn_magnitude,
 )
+from xtrain.dsl.schema.rope import yarn_magnitude
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, setting
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture

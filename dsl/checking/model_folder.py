@@ -26,22 +26,16 @@ from xtrain.dsl.schema.data_components import TOKENIZERS, Tokenizer
 from xtrain.dsl.schema.model import FAMILIES, Model, ModelFolder, snapshot_text
 from xtrain.dsl.schema.model_config import (
     CONTEXT,
-    ORIGINAL,
     PARTIAL,
     REFUSED,
-    ROPE_KEYS,
-    ROPE_NEEDED,
-    ROPE_SCALINGS,
-    ROPE_WEIGHTS,
     USUAL,
     ConfigKey,
     LocalRope,
     ModelConfig,
-    Rope,
     WrongKey,
     is_metadata,
-    yarn_magnitude,
 )
+from xtrain.dsl.schema.rope import ORIGINAL, ROPE_KEYS, ROPE_NEEDED, ROPE_SCALINGS, ROPE_WEIGHTS, Rope, yarn_magnitude
 from xtrain.dsl.schema.setting import AUTO, resuming_of
 from xtrain.lazy_attrs import frozen
 

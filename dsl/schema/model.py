@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Final, Literal
 import attrs
 
 from xtrain.dsl.schema.component import Component, Registry
-from xtrain.dsl.schema.model_config import MOST_EXPERTS, MOST_FURTHER, MOST_LAYERS, ModelConfig, Rope
+from xtrain.dsl.schema.model_config import MOST_EXPERTS, MOST_FURTHER, MOST_LAYERS, ModelConfig
+from xtrain.dsl.schema.rope import Rope
 from xtrain.dsl.schema.setting import (
     AUTO,
     Auto,

@@ -72,7 +72,7 @@ def load_kernels() -> None:
     """Compute with the fused kernels in both of their formats: numba takes milliseconds to read each of them."""
     import torch
 
-    from xtrain.dsl.schema.model_config import Rope
+    from xtrain.dsl.schema.rope import Rope
     from xtrain.plan.architecture import RotaryAngles
     from xtrain.runtime.nn.fused import normed_and_turned, rms_norm, silu_times, turned
     from xtrain.runtime.nn.layers import Rotation

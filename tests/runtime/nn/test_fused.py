@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xtrain.dsl.schema.model_config import Rope
+from xtrain.dsl.schema.rope import Rope
 from xtrain.plan.architecture import RotaryAngles
 from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.loop.executor import Executor

@@ -6,7 +6,7 @@ import pytest
 import torch
 from mixtures import architecture
 
-from xtrain.dsl.schema.model_config import ROPE_SCALINGS, Rope
+from xtrain.dsl.schema.rope import ROPE_SCALINGS, Rope
 from xtrain.runtime.nn.layers import Rotation
 
 ORIGINAL = {"original_max_position_embeddings": 64}
