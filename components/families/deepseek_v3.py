@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 import attrs
 
-from xtrain.blocks.attention import LatentAttentionLayer
 from xtrain.blocks.block import BlockPiece
+from xtrain.blocks.latent_attention import LatentAttentionLayer
 from xtrain.components.families._with_images import language_model
 from xtrain.contracts.models import PlannedModel, dense_then_experts
 from xtrain.dsl.schema.component import named

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
-from xtrain.blocks.attention import LatentAttentionLayer
+from xtrain.blocks.latent_attention import LatentAttentionLayer
 from xtrain.plan.architecture import Architecture
 from xtrain.runtime.nn.attention_blocks import (
     ATEN,

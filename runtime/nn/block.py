@@ -10,9 +10,10 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from xtrain.blocks.adapted import AdaptedBlock
-from xtrain.blocks.attention import AttentionLayer, LatentAttentionLayer
+from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, Chain, FactorLayer, JoinLayer, Layer, NormLayer, Residual, Sum, block_of
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
+from xtrain.blocks.latent_attention import LatentAttentionLayer
 from xtrain.blocks.user_layer import UserFunction, UserLayer
 from xtrain.plan.architecture import Architecture, RotaryAngles
 from xtrain.runtime.base.ops import PlanMismatch

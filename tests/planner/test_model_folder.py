@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from model_folders import CONFIG, QUERY, Folder, safetensors, shapes
 
-from xtrain.blocks.attention import LatentAttentionLayer
+from xtrain.blocks.latent_attention import LatentAttentionLayer
 from xtrain.components.families.deepseek_v3 import DeepseekV3
 from xtrain.dsl.checking.config_json import family_of
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
