@@ -42,6 +42,10 @@ class LatentAttentionLayer(Layer):
     interleaved: bool = True
     bias: bool = False
 
+    @classmethod
+    def torch_module(cls) -> str:
+        return "xtrain.runtime.nn.latent_attention"  # which only ranks with such layers load
+
     def unfit(self, arch: Architecture) -> str | None:
         sizes = ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim", "scale")
         if (problem := not_above_zero(self, *sizes)) is not None:

@@ -13,13 +13,12 @@ from xtrain.blocks.adapted import AdaptedBlock
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, Chain, FactorLayer, JoinLayer, Layer, NormLayer, Residual, Sum, block_of
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
-from xtrain.blocks.latent_attention import LatentAttentionLayer
 from xtrain.blocks.user_layer import UserFunction, UserLayer
 from xtrain.plan.architecture import Architecture, RotaryAngles
 from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.base.user_parts import UserPart
 from xtrain.runtime.nn.adapters import put_on
-from xtrain.runtime.nn.attention import AttentionKernel, AttentionModule, LatentAttention
+from xtrain.runtime.nn.attention import AttentionKernel, AttentionModule
 from xtrain.runtime.nn.attention_blocks import Scores
 from xtrain.runtime.nn.axes import Axes, column_parallel_input, local
 from xtrain.runtime.nn.batch import DocumentLayout, LayerCache
@@ -177,12 +176,6 @@ def _factor(layer: FactorLayer, settings: BlockSettings) -> Built:
 @builds(AttentionLayer)
 def _attention(layer: AttentionLayer, settings: BlockSettings) -> Built:
     module = Attention(settings.arch, settings.kernel, settings.axes, layer)
-    return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache)
-
-
-@builds(LatentAttentionLayer)
-def _latent_attention(layer: LatentAttentionLayer, settings: BlockSettings) -> Built:
-    module = LatentAttention(settings.arch, settings.kernel, settings.axes, layer)
     return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache)
 
 

@@ -34,7 +34,6 @@ from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records
 from xtrain.runtime.sampling.environments import OpenedEnvironment
-from xtrain.runtime.sampling.episodes import EpisodePlayer, EpisodeStart
 from xtrain.runtime.sampling.prompts import Groups, KeptCompletions, PromptReader
 from xtrain.runtime.sampling.sampler import RowRanks, Sampler
 from xtrain.runtime.sampling.text_generator import LogitsNotFinite, TextGenerator
@@ -90,6 +89,8 @@ def generate(
     player, most = None, max_tokens
     names = [dataset.name for dataset in prompts.loader.datasets]
     if environment is not None:
+        from xtrain.runtime.sampling.episodes import EpisodePlayer  # only for runs with environments
+
         assert environments is not None
         player = EpisodePlayer.of(plan, sampler, environments[environment], names, turns)
         most = player.positions + 1
@@ -99,12 +100,9 @@ def generate(
         if player is None:
             ids = [prompt.ids.tolist() for prompt, _ in pairs]
             return sampler.sample(ids, [prompts.ends_of(prompt) for prompt, _ in pairs], keys)
-        return player.play(
-            [
-                EpisodeStart(prompt, key, f"{seed} {prompt.place} begin", names[max(0, prompt.dataset)])
-                for (prompt, _), key in zip(pairs, keys, strict=True)
-            ]
-        )
+        asked = [prompt for prompt, _ in pairs]
+        begins = [f"{seed} {prompt.place} begin" for prompt in asked]
+        return player.play(player.starts(asked, keys, begins, [names[max(0, prompt.dataset)] for prompt in asked]))
 
     def sampled(microbatch: list[Prompt]) -> list[SampledGroup]:
         pairs = [(prompt, number) for prompt in microbatch for number in range(group)]
