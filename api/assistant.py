@@ -1,7 +1,8 @@
 """Tools of `xtrain mcp` for assistants (Model Context Protocol): look at specs and runs, and start approved plans.
 
-Tools run commands of xtrain in a process of their own that executes no code of a spec's author. They read specs, plans
-and runs below one folder. Only `run` starts something, and only a plan that a person has approved.
+Tools run commands of xtrain in a process of their own that executes no code of a spec's author. They take specs, plans
+and runs below one folder, and read the files that a spec names, wherever they are. Only `run` starts something, and
+only a plan that a person has approved.
 """
 
 import os
@@ -44,19 +45,20 @@ def make_server(folder: Path, signers: Path | None = None) -> MCPServer:
     folder = folder.resolve()
 
     def inside(text: str) -> str:
-        path = (folder / text).resolve()
-        if text.startswith("-") or not path.is_relative_to(folder):
+        if "\0" in text or text.startswith("-") or not (folder / text).resolve().is_relative_to(folder):
             raise ToolError(f"{text} is not below {folder}; name a file or a run there")
         return text
 
     def xtrain(*arguments: str, accept: tuple[int, ...] = (0,), execute: bool = False) -> str:
         """Return the output of a command. Raises ToolError for an exit code that is not accepted."""
+        if any("\0" in each for each in arguments):
+            raise ToolError(f"an argument of xtrain {arguments[0]} has a NUL character; leave it out")
         start = ("-m", "xtrain") if execute else ("-c", COMMAND)
         environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
         try:
             done = subprocess.run(
                 [sys.executable, *start, *arguments], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, timeout=SECONDS, check=False,
+                capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise ToolError(f"xtrain {arguments[0]} took more than {SECONDS} s; ask for less") from None
@@ -122,7 +124,7 @@ def make_server(folder: Path, signers: Path | None = None) -> MCPServer:
             raise ToolError(f"{fault.code}: {fault}") from None
         demand = "--approved" if signers is None else f"--approved={signers}"
         on = [] if _has_launcher(file) else ["--on=local"]
-        return xtrain("launch", *on, demand, str(file.relative_to(folder)), execute=True)
+        return xtrain("launch", str(file.relative_to(folder)), *on, demand, execute=True)
 
     return server
 

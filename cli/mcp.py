@@ -7,7 +7,7 @@ from xtrain.cli.verb import Refused
 
 HELP = "serve an assistant: check, plan, diff, docs, runs, metrics; run what a person approved"
 DESCRIPTION = (
-    "Serve the Model Context Protocol over standard input and output until the client ends it. Tools read specs and "
+    "Serve the Model Context Protocol over standard input and output until the client ends it. Tools take specs and "
     "runs below the working folder and execute no code of a spec. `run` starts only plans that a person has approved."
 )
 EPILOG = """\

@@ -16,8 +16,9 @@ from mcp import Client, StdioServerParameters
 
 from xtrain.api.assistant import make_server
 from xtrain.cli.main import main
+from xtrain.planner.load import plan_from_path
 from xtrain.runtime.base.errors import EnvironmentFault
-from xtrain.runtime.jobs.approvals import approved
+from xtrain.runtime.jobs.approvals import approve, approved
 
 SPEC = """\
 experiment tiny { budget = 2 steps }
@@ -67,7 +68,7 @@ def test_a_client_looks_at_a_project_over_stdio(project):
     server = StdioServerParameters(
         command=sys.executable, args=["-m", "xtrain", "mcp"], cwd=str(project), env={**os.environ}
     )
-    checked, wrong, planned, explained, found, outside, option, listed = calls(
+    checked, wrong, planned, explained, found, outside, option, nul, listed = calls(
         server,
         ("check", {"spec": "tiny.xtrain"}),
         ("check", {"spec": "bad.xtrain"}),
@@ -76,12 +77,14 @@ def test_a_client_looks_at_a_project_over_stdio(project):
         ("docs", {"words": "learning rate"}),
         ("plan", {"spec": "/etc/passwd"}),
         ("check", {"spec": "--fix"}),
+        ("docs", {"words": "a\0b"}),
         ("runs", {}),
     )
     assert checked == (False, "tiny.xtrain: ok")
     assert not wrong[0] and "did you mean `budget`?" in wrong[1]
     assert not planned[0] and "learning rate" in planned[1] and "1e-04" in planned[1].replace("0.0001", "1e-04")
     assert "not approved" in explained[1] and "optimizers.md" in found[1]
+    assert nul[0] and "has a NUL character" in nul[1]
     assert outside[0] and option[0] and "is not below" in outside[1]
     assert listed == (False, "there is no run at runs or below it; `xtrain run SPEC` starts one")
 
@@ -211,6 +214,20 @@ def test_a_server_that_cannot_start_says_why(project, monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     done = xtrain("mcp", cwd=project)
     assert done.returncode == 2 and 'pip install "xtrain[mcp]"' in done.stderr
+
+
+def test_a_started_plan_may_fail(project):
+    """Without signers; the list of runs says that its job is gone."""
+    (project / "tiny.xtrain").write_text(SPEC.replace("synthetic(documents = 32, length = 40)", 'jsonl("none.jsonl")'))
+    plan = plan_from_path(project / "tiny.xtrain").plan
+    assert plan is not None
+    approve(plan, "ann")
+    (started,) = calls(make_server(project), ("run", {"plan_id": plan.id}))
+    assert not started[0] and f"plan {plan.id}" in started[1]
+    end = time.monotonic() + 120
+    while time.monotonic() < end and '"gone"' not in (found := xtrain("runs", "--json", cwd=project).stdout):
+        time.sleep(1)
+    assert '"gone"' in found and '"never begun"' in found
 
 
 @pytest.mark.slow
