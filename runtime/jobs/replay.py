@@ -3,12 +3,12 @@
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from attrs import evolve, frozen
 
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.schema.actions import ACTIONS, Tick
+from xtrain.dsl.schema.actions import ACTIONS, OnEvent, Tick
 from xtrain.dsl.values import Quantity
 from xtrain.plan.canonical import DATA, digest
 from xtrain.plan.serialise import signed
@@ -79,12 +79,15 @@ class ReplayWindow:
             own.append(f"launch.stop_at={self.last} steps")
         if plan.timeline.stop_after is not None or plan.timeline.stop_after_amount is not None:
             own.append("launch.stop_after=none")
+        if plan.launch.get("certificate") == "required":
+            own.append("launch.certificate=none")
         given = [*sets, *own]
         name = f"{plan.spec} (as planned)"
         loaded = load_spec(name, given, {name: plan.spec_text})
-        if loaded.spec is not None:  # trackers have the records of the run already
-            spec = evolve(loaded.spec, log=type(loaded.spec.log)())
-            loaded = evolve(loaded, spec=evolve(spec, ticks=(*spec.ticks, *_ticks(logs))))
+        if (spec := loaded.spec) is not None:
+            ticks, events = (*_within(spec.ticks), *_ticks(logs)), _within(spec.events)
+            # Trackers have the records of the run already.
+            loaded = evolve(loaded, spec=evolve(spec, log=type(spec.log)(), ticks=ticks, events=events))
         compiled = plan_from_loaded(loaded, world)
         if compiled.plan is None:
             return compiled
@@ -100,6 +103,18 @@ class ReplayWindow:
         """Return True if a replay has its last step."""
         latest = CheckpointFolder(replay / "checkpoints").latest()
         return latest is not None and latest.step >= self.last
+
+
+_Calls = TypeVar("_Calls", Tick, OnEvent)
+
+
+def _within(calls: tuple[_Calls, ...]) -> tuple[_Calls, ...]:
+    """Return ticks or events without the actions that notify people, or write outside the run's directory."""
+    kept = (
+        evolve(call, actions=tuple(each for each in call.actions if not (each.informs or each.publishes)))
+        for call in calls
+    )
+    return tuple(call for call in kept if call.actions)
 
 
 def _ticks(logs: Logged) -> tuple[Tick, ...]:

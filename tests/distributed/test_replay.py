@@ -80,6 +80,26 @@ def test_a_window_is_repeated_bit_for_bit_and_without_documents(project: Project
     assert not same(folder(run).path(10), folder(less).path(10))
 
 
+OUTSIDE = """
+launch { certificate = required }
+on start notify("echo start >> mails.txt")
+every 2 steps notify("echo tick >> mails.txt") then checkpoint
+on finish notify("echo finish >> mails.txt") then export { to = "model" }
+"""
+
+
+def test_a_replay_notifies_nobody_and_writes_only_its_own_directory(project: Project):
+    project.run(project.spec(steps=4, more=OUTSIDE), "--set", "launch.certificate=none")
+    mails, export = project.folder / "mails.txt", project.folder / "model"
+    assert mails.read_text().split() == ["start", "tick", "tick", "finish"]
+    export.rename(project.folder / "moved")
+    code, out, err = called(project, "replay", "tiny", "--from", "3")
+    assert (code, "2 recorded steps: equal bit for bit" in out) == (0, True), err
+    (again,) = replays(project)
+    assert folder(again).path(4).is_dir()  # the other actions of a tick are kept
+    assert len(mails.read_text().split()) == 4 and not export.exists()
+
+
 WRONG = [
     (("replay", "tiny", "--from", "99"), 2, "step 99 is after the last one of"),
     (("replay", "tiny", "--from", "0"), 2, "`0` is not a number of steps"),
