@@ -305,6 +305,8 @@ def _drawing_code(model: Transformer, seed: int, device: torch.device) -> Callab
     from xtrain.runtime.nn.code_transformer import CodeTransformer
 
     assert isinstance(model, CodeTransformer)
+    if any(isinstance(local(parameter), FakeTensor) for parameter in model.parameters()):
+        return lambda name, shape: torch.zeros(shape)  # a trace has no values, and initializers may look at them
     saved = model.state_dict().keys()
     for name, buffer in model.named_buffers():
         if name in saved and name in model.drawable:
