@@ -13,7 +13,7 @@ from xtrain.dsl.schema.actions import OnEvent
 from xtrain.dsl.schema.cluster import CLUSTERS, FaultTolerance
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data import Dataset
-from xtrain.dsl.schema.data_components import SOURCES, TOKENIZERS, Tokenizer, source_of
+from xtrain.dsl.schema.data_components import SOURCES, source_of
 from xtrain.dsl.schema.losses import INITIAL, LOSSES, ReferredLoss
 from xtrain.dsl.schema.model import Model
 from xtrain.dsl.schema.optimizers import SCHEDULERS
@@ -29,6 +29,7 @@ from xtrain.plan.plan import Plan
 from xtrain.planner.review.small_scope import (
     Shrunken,
     action_like,
+    byte_tokenizer,
     changed_settings,
     small_events,
     small_ticks,
@@ -254,7 +255,6 @@ def _without_scale(spec: Spec, plan: Plan, files: Mapping[str, str], teacher: st
     for number, (name, phase) in enumerate(spec.phases.items(), start=1):
         phases[name] = attrs.evolve(phase, from_=Quantity(number, "steps"))
     steps = max(STEPS, len(phases) + 2)
-    bytes_of_text = next(name for name, kind in TOKENIZERS.items() if not kind.of_files)
     precision = spec.precision
     pp = spec.parallel.pp
     parallel = attrs.evolve(
@@ -275,7 +275,7 @@ def _without_scale(spec: Spec, plan: Plan, files: Mapping[str, str], teacher: st
         "cluster": CLUSTERS.default(),
         "launcher": None,
         "model": small_model(spec.model, plan.architecture, layers),
-        "tokenizer": Tokenizer(bytes_of_text),
+        "tokenizer": byte_tokenizer(),
         "datasets": {name: _dataset(each, files[name]) for name, each in spec.datasets.items()},
         "phases": phases,
         "optimizer": small_optimizer(spec.optimizer),

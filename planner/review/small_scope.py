@@ -7,6 +7,7 @@ import attrs
 
 from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action, OnEvent, Tick
 from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.schema.data_components import TOKENIZERS, Tokenizer
 from xtrain.dsl.schema.losses import ReferredLoss
 from xtrain.dsl.schema.setting import AUTO
 from xtrain.dsl.spec import Spec
@@ -37,6 +38,11 @@ def action_like(fits: Callable[[type[Action]], object]) -> type[Action]:
     return next(action for action in ACTIONS.values() if fits(action))
 
 
+def byte_tokenizer() -> Tokenizer:
+    """Return the tokenizer of small experiments, which needs no files."""
+    return Tokenizer(next(name for name, kind in TOKENIZERS.items() if not kind.of_files))
+
+
 def small_ticks(spec: Spec) -> tuple[Tick, ...]:
     """Return the ticks: a record of every step, a checkpoint, and the author's own actions."""
     log = action_like(lambda action: action.records and action.turn == TURN_OF_LOG)
@@ -58,6 +64,11 @@ def small_events(spec: Spec) -> tuple[OnEvent, ...]:
 def uncovered_parts(spec: Spec, plan: Plan) -> Iterator[str]:
     """Yield what of a plan a small experiment on the CPU does not have."""
     yield "the sizes of the plan: overflows, memory and times are not proved"
+    own = [name for name, dataset in spec.datasets.items() if isinstance(dataset.source, UserComponent)]
+    if own:
+        yield f"sources of your own: files with a few small records stand for {', '.join(own)}"
+    if spec.tokenizer != byte_tokenizer():
+        yield "the tokenizer: the tokens are bytes of the texts"
     if plan.launch["device"] != "cpu":
         yield "kernels of the GPU and NCCL: ranks compute on the CPU and communicate by gloo"
     formats = {spec.precision.params, spec.precision.compute} - {"auto", "fp64"}

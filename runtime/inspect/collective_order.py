@@ -10,7 +10,7 @@ from xtrain.plan.certificate import Issued
 from xtrain.plan.graph import groups_node
 from xtrain.plan.plan import Plan
 from xtrain.runtime.base.errors import EnvironmentFault
-from xtrain.runtime.base.ops import PlanMismatch, load_ops
+from xtrain.runtime.base.ops import load_ops
 from xtrain.runtime.inspect.observer import IssuedCall
 from xtrain.runtime.inspect.trace import recorded_calls
 
@@ -18,8 +18,11 @@ PAIRED: Final = ("send", "recv")
 Calls = list[IssuedCall]
 
 
-def issued_alike(plan: Plan, told: Callable[[str], object] = lambda line: None) -> Issued:
+def issued_alike(plan: Plan, told: Callable[[str], object] = lambda line: None, small: Plan | None = None) -> Issued:
     """Compare what ranks of every kind issue in a step of the plan, traced on meta tensors.
+
+    small: a small plan of the same code. If a trace fails and a trace of `small` does not, the sizes or the layout of
+    the plan are the cause, which is a problem; otherwise traces do not support the code, and nothing is traced.
 
     Ranks: the first of the first two and the last two pipeline coordinates, and the last of the first and the last one.
     Ranks of a coordinate must issue the same calls; coordinates the same calls of groups that they share, and receives
@@ -42,12 +45,27 @@ def issued_alike(plan: Plan, told: Callable[[str], object] = lambda line: None) 
             calls[rank] = recorded_calls(plan, rank)
         except (DynamicOutputShapeException, DataDependentOutputException):
             return _untraced(f"{plan.architecture.title} looks at values, which a trace does not have")
-        except (PlanMismatch, EnvironmentFault) as problem:
+        except EnvironmentFault as problem:
             return _untraced(str(problem))
-        except RuntimeError as problem:  # of torch, which may not support an operation on meta tensors
-            return _untraced(f"the trace of rank {rank:,} failed: {str(problem).splitlines()[0]}")
+        except Exception as problem:
+            said = f"the trace of rank {rank:,} failed: {_first_line(problem)}"
+            if small is None or not _is_traced(small):
+                return _untraced(said)
+            return Issued(ranks=(rank,), calls=0, problems=(f"{said}, and a small plan of the same code is traced",))
     problems = [problem for one, other in combinations(ranks, 2) for problem in _compared(plan, calls, one, other)]
     return Issued(ranks=ranks, calls=sum(map(len, calls.values())), problems=tuple(problems))
+
+
+def _is_traced(plan: Plan) -> bool:
+    try:
+        recorded_calls(plan, 0)
+    except Exception:
+        return False
+    return True
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem) or type(problem).__name__).splitlines()[0]
 
 
 def _untraced(reason: str) -> Issued:

@@ -60,7 +60,7 @@ def prove(
         pool = stack.enter_context(ThreadPoolExecutor(max_workers=1))
         # The ranks and the trace have a core each.
         compared: Future[list[ComparedLayout]] = pool.submit(_compare, started, small, plans)
-        issued = issued_alike(plan, told)
+        issued = issued_alike(plan, told, plans[1])
         results = compared.result()
     untraced = ["the order of collectives at full size"] if issued.reason and plan.mesh.world_size > 1 else []
     return Certificate(
@@ -77,7 +77,7 @@ def prove(
         compared=tuple(results),
         issued=issued,
         changed=tuple(Changed(setting=e.setting, before=e.before, after=e.after) for e in small.shrunken),
-        uncovered=(*small.uncovered, *untraced),
+        uncovered=(*untraced, *small.uncovered),
         seconds=time.monotonic() - begin,
     )
 

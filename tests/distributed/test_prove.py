@@ -17,6 +17,7 @@ from xtrain.plan.certificate import Certificate
 from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.base import ops
+from xtrain.runtime.inspect import collective_order
 from xtrain.runtime.inspect.collective_order import issued_alike
 from xtrain.runtime.inspect.prove import prove
 from xtrain.runtime.inspect.rank_jobs import TIMEOUT
@@ -140,6 +141,22 @@ def test_a_call_of_some_ranks_alone_is_found(lab, monkeypatch):
     assert any("rank 3 issues all_reduce of 3 float32" in problem for problem in problems), problems
 
 
+@pytest.mark.parametrize("small_fails", [False, True])
+def test_a_trace_that_fails_at_full_size_alone_is_a_fault(lab, monkeypatch, small_fails):
+    whole, small = (plan_of(lab.folder, Topology(fsdp=size)) for size in (4, 2))
+
+    def fail(plan: Plan, rank: int) -> list[Any]:
+        if plan is whole or small_fails:
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied\nmore")
+        return []
+
+    monkeypatch.setattr(collective_order, "recorded_calls", fail)
+    found = issued_alike(whole, small=small)
+    said = "the trace of rank 0 failed: mat1 and mat2 shapes cannot be multiplied"
+    assert found.reason == (said if small_fails else "")
+    assert found.problems == (() if small_fails else (f"{said}, and a small plan of the same code is traced",))
+
+
 @pytest.mark.slow
 def test_a_model_of_transformers_code_is_certified(lab, tmp_path, monkeypatch):
     """Its sizes are those of a folder, for which a small one stands."""
@@ -152,7 +169,7 @@ def test_a_model_of_transformers_code_is_certified(lab, tmp_path, monkeypatch):
     plan = plan_from_spec("code.xtrain").plan
     assert plan is not None
     certificate = proved(lab, plan)
-    assert not certificate.faults
+    assert not certificate.faults and certificate.issued.calls and not certificate.issued.reason
     assert ("model.dim", "2048", "32") in [(each.setting, each.before, each.after) for each in certificate.changed]
 
 

@@ -52,7 +52,7 @@ def certified(plan: Plan, monkeypatch: pytest.MonkeyPatch, /, **changed: Any) ->
     )  # fmt: skip
     monkeypatch.setattr(proofs, "_compare", lambda ranks, small, plans: [equal])
     monkeypatch.setattr(proofs.RankForks, "start", lambda self: None)
-    monkeypatch.setattr(proofs, "issued_alike", lambda plan, told: Issued(ranks=(0,), calls=1, problems=()))
+    monkeypatch.setattr(proofs, "issued_alike", lambda *given: Issued(ranks=(0,), calls=1, problems=()))
     found = evolve(proofs.prove(plan), **changed)
     path = certificate_path(plan)
     path.parent.mkdir(parents=True)
@@ -69,11 +69,28 @@ def refusal(plan: Plan, path: Path | None = None) -> str:
 
 def test_a_certificate_holds_for_its_plan_whatever_the_name_of_the_run(plan, monkeypatch):
     found = certified(plan, monkeypatch)
+    assert "sources of your own: files with a few small records stand for lines" in found.uncovered
+    assert not any("tokenizer" in each for each in found.uncovered)
     assert found.holds and found.own == {"texts.py": plan.node("setup.data.lines").args["options"]["digest"]}
     named = plan_from_spec("tiny.xtrain", ("workspace.run=this",)).plan
     assert named is not None and named.id != plan.id
     assert check_certificate(named, None).plan == plan.id
     assert plan_from_spec("tiny.xtrain", ("launch.certificate=required",)).plan is not None
+
+
+def test_another_tokenizer_is_not_covered(plan, monkeypatch):
+    from tokenizers import Tokenizer, models
+
+    Path("words").mkdir()
+    tokens = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    tokens.add_special_tokens(["[END]"])
+    tokens.save("words/tokenizer.json")
+    Path("words/tokenizer_config.json").write_text('{"eos_token": "[END]", "bos_token": "[END]"}')
+    text = Path("tiny.xtrain").read_text().replace("tokenizer bytes", 'tokenizer "words"')
+    Path("tiny.xtrain").write_text(text)
+    compiled = plan_from_spec("tiny.xtrain")
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    assert "the tokenizer: the tokens are bytes of the texts" in certified(compiled.plan, monkeypatch).uncovered
 
 
 WRONG = ComparedLayout(
