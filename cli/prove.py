@@ -1,6 +1,7 @@
 """`xtrain prove SPEC|PLAN`: compute a small experiment of the same layout on ranks of this machine, and certify it."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     say_own_code(compiled.plan, arguments.spec)
     from xtrain.runtime.inspect.prove import prove
 
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # removes its files
     certificate = prove(compiled.plan, most_ranks=arguments.ranks, told=_tell)
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)

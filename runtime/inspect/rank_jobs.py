@@ -98,12 +98,16 @@ class RankForks:
 
     def __init__(self) -> None:
         self._forker: subprocess.Popen[str] | None = None
+        self._killed = False
         self.missed: list[str] = []  # what that process could not do once for all ranks: known after a job
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is not None and self._forker is not None:
+            self._killed = True
+            self._forker.kill()  # its ranks die with it
         self.close()
 
     def start(self) -> None:
@@ -163,17 +167,18 @@ class RankForks:
         return Outcome.read(directory, world, time.monotonic() - begin)
 
     def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        if self._forker is None:
-            self.start()
-            assert self._forker is not None
-        assert self._forker.stdin is not None and self._forker.stdout is not None
-        self._forker.stdin.write(json.dumps(job) + "\n")
-        while line := self._forker.stdout.readline():
+        if self._killed:
+            raise RanksFailed("the forker was killed")
+        self.start()
+        forker = self._forker
+        assert forker is not None and forker.stdin is not None and forker.stdout is not None
+        forker.stdin.write(json.dumps(job) + "\n")
+        while line := forker.stdout.readline():
             if line.startswith("{"):
                 answer = json.loads(line)
                 self.missed = answer["missed"]
                 return answer
-        raise RanksFailed(f"the forker has ended with {self._forker.wait()}")
+        raise RanksFailed(f"the forker has ended with {forker.wait()}")
 
 
 def _report(directory: Path, answer: dict[str, Any], timeout: float) -> str:

@@ -1,6 +1,11 @@
 """What is said where a certificate is demanded and does not hold, and where a plan cannot be proved."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +187,17 @@ def test_a_server_has_nothing_to_prove(plan):
     refused = xtrain("prove", "specs/serve_cpu.xtrain")
     assert refused.returncode == 3
     assert "X741" in refused.stderr and "a server spec has no training step to prove" in refused.stderr
+
+
+def test_a_terminated_proof_leaves_nothing(plan, tmp_path):
+    planned(axes="fsdp 2")
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    command = [sys.executable, "-m", "xtrain", "prove", "tiny.xtrain"]
+    process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder)}, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not [*folder.glob("*/jobs")] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert not [*folder.glob("xtrain-prove-*")]
