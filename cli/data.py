@@ -139,7 +139,7 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", ar
 
 def _print_identity(name: str, source: "DataSource", identity: "StoreIdentity") -> None:
     title, size = source.kind, source.num_bytes()
-    title += f", {plural(len(source.files), 'file')}" if source.files else ""
+    title += f", {plural(source.num_files, 'file')}" if source.num_files else ""
     title += f", {bytes_text(size)}" if size else ""
     page = Page(color=colored())
     page.heading(name, title)

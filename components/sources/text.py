@@ -14,3 +14,4 @@ class Text(FileSource):
     sample = "data/*.txt"
     ends = ("",)
     flat = True
+    reads_later = True

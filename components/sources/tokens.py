@@ -1,13 +1,16 @@
 """`tokens("…")`: documents that are already tokenized."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final, Literal
 
 from xtrain.contracts.data import FileSource
 from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.findings import Findings, checks
+
+STORE_FILES: Final = ("meta.json", "tokens.bin")
+"""Files by which a folder is taken for a token store."""
 
 
 @SOURCES.register()
@@ -31,7 +34,9 @@ class Tokens(FileSource):
     ends = (".npy", ".bin")
     beginnings = ((b"\x93NUMPY", "a .npy file"),)
     records = "tokens"
-    takes_folders = True
+    folder_files = STORE_FILES
+    beside: ClassVar[Mapping[str, str]] = {".bin": ".idx"}
+    reads_later = True
     may_agree = ("separator", "dtype")
 
     def options(self, seed: int) -> dict[str, Any]:

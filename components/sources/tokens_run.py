@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from xtrain.components.sources.tokens import STORE_FILES
 from xtrain.lazy_attrs import frozen
 from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.digests import Stamp
@@ -74,7 +75,7 @@ def _opened(path: Path, dtype: str | None, stamps: tuple[Stamp, ...]) -> TokenAr
 
 def is_store(path: Path) -> bool:
     """Return True if a folder looks like a token store."""
-    return (path / "meta.json").is_file() and (path / "tokens.bin").is_file()
+    return all((path / name).is_file() for name in STORE_FILES)
 
 
 def files_of(path: Path) -> tuple[Path, ...]:

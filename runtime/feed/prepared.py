@@ -120,7 +120,7 @@ def build_store(
                 source=source,
                 encoder=encoder,
                 dtype=np.dtype(np.uint16 if encoder.vocab_size <= 1 << 16 else np.uint32),
-                meta={"files": len(source.files), "covers": identity.covers},
+                meta={"files": source.num_files, "covers": identity.covers},
                 is_intact=lambda folder: open_store(folder) is not None,
                 check_unchanged=check_unchanged,
                 jobs=jobs,
@@ -250,6 +250,7 @@ def source_of(plan: Plan, node: Node, tokenizer: TextTokenizer) -> DataSource:
         base=base,
         bad_record_limit=args["bad_records"],
         tokenizer=tokenizer,
+        objects=cache_of(plan) / "objects",
     )
 
 

@@ -11,9 +11,9 @@ from itertools import islice, permutations, product
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from xtrain.contracts.data import FileSource
+from xtrain.contracts.data import FileSource, scheme_of
 from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.plan.canonical import DATA, text
 from xtrain.runtime.base.errors import DataError
@@ -21,6 +21,7 @@ from xtrain.runtime.base.ops import code_of
 from xtrain.runtime.feed.digests import file_digest
 from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, SourceUnit
 from xtrain.runtime.feed.sources.files import name_of
+from xtrain.runtime.feed.sources.remote import RemoteItems
 from xtrain.runtime.feed.tokenizers import TextTokenizer
 
 
@@ -87,24 +88,48 @@ class DataSource:
     reader: SourceReader
     fetched: Callable[[], list[str]] | None = None
     """See `OpenedSource`."""
+    remote: RemoteItems | None = None
+    """Objects that are read after the files of this machine."""
+
+    @property
+    def num_files(self) -> int:
+        """Number of files of this machine and objects of stores. Raises DataError if these cannot be listed."""
+        return len(self.files) + (len(self.remote.items) if self.remote is not None else 0)
 
     def units(self) -> Iterator[SourceUnit]:
         """Yield everything to read, in order, in small parts; the same ones each time. Call it in one process.
 
         Raises DataError if a file cannot be opened, or is damaged.
         """
-        return self.reader.units()
+        if self.remote is None:
+            yield from self.reader.units()
+            return
+        if self.files:
+            yield from self.reader.units()
+        for path in self.remote.paths():
+            try:
+                yield from evolve(self.reader, files=(path,)).units()
+            except DataError as error:
+                raise self.remote.failed(error) from error
 
     def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
         """Yield the records of a unit in order, including bad ones.
 
         Raises DataError if a file cannot be opened, or is damaged.
         """
-        return self.reader.read(unit)
+        if self.remote is None:
+            yield from self.reader.read(unit)
+            return
+        try:
+            yield from map(self.remote.named, self.reader.read(unit))
+        except DataError as error:
+            raise self.remote.failed(error) from error
 
     def num_bytes(self) -> int | None:
         """Return the total `Unit.size` of all units in bytes, if it is known beforehand."""
-        return self.reader.num_bytes()
+        local = self.reader.num_bytes()
+        remote = 0 if self.remote is None else self.remote.num_bytes()
+        return None if local is None or remote is None else local + remote
 
     def fingerprints(self) -> tuple[str, ...]:
         """Return hex digests of every file's name and content and of every option; the first is independent of how the
@@ -152,12 +177,14 @@ def open_source(
     base: Path,
     bad_record_limit: int = 0,
     tokenizer: TextTokenizer | None = None,
+    objects: Path | None = None,
 ) -> DataSource:
     """Find the files of a source, without reading them.
 
     `patterns` are globs relative to `base` (`**` crosses folders); a file that several match is taken once. `options`
     and `reads` are from a plan; `base` is the folder of the spec for a source next to it. `tokenizer` decides where
-    `tokens` end a document, unless `separator` does.
+    `tokens` end a document, unless `separator` does. `objects` is the folder of copies of objects, which patterns that
+    are URLs match; they are listed when they are needed.
 
     Raises DataError for an unknown kind, a missing or superfluous pattern, or a pattern that matches no file.
     """
@@ -170,11 +197,16 @@ def open_source(
         raise DataError(f"source `{kind}` takes no patterns", remedy="Use a source of files to choose some.")
     if issubclass(source, FileSource) and not patterns:
         raise DataError(f"source `{kind}` needs a pattern", remedy="Name its files, for example `data/**/*.txt`.")
+    local = tuple(pattern for pattern in patterns if not scheme_of(pattern))
+    remote = None
+    if issubclass(source, FileSource) and len(local) < len(patterns):
+        urls = tuple(pattern for pattern in patterns if scheme_of(pattern))
+        remote = RemoteItems(source=source, patterns=urls, cache=objects or base)
     request = SourceRequest(
-        kind=kind, patterns=patterns, options=dict(options or {}), reads=what, base=base, tokenizer=tokenizer
+        kind=kind, patterns=local, options=dict(options or {}), reads=what, base=base, tokenizer=tokenizer
     )
     opened: OpenedSource = code_of(source, source.run_module()).open_source(request)
-    absolute = bool(patterns) and all(Path(pattern).is_absolute() for pattern in patterns)
+    absolute = bool(local) and all(Path(pattern).is_absolute() for pattern in local)
     base = base if opened.base is None else opened.base
     return DataSource(
         kind=kind,
@@ -185,7 +217,8 @@ def open_source(
         bad_record_limit=None if opened.any_bad_records else bad_record_limit,
         options=request.options if opened.options is None else opened.options,
         reader=opened.reader,
-        fetched=opened.fetched,
+        fetched=opened.fetched if remote is None else remote.digests,
+        remote=remote,
     )
 
 

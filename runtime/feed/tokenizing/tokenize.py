@@ -342,7 +342,7 @@ def _tokenise(job: TokeniseJob, writer: StoreWriter) -> None:
     if not writer.journal.documents:
         bad = writer.bad_records
         writer.begin()  # nothing to keep
-        counts = f"{len(source.files)} files, {bad.count} bad records" + (f":{bad.listed}" if bad.count else "")
+        counts = f"{source.num_files} files, {bad.count} bad records" + (f":{bad.listed}" if bad.count else "")
         path = source.files[0] if source.files else None
         raise DataError(f"source `{source.kind}` has no documents: {counts}", path=path)
     try:
