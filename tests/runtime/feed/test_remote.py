@@ -169,6 +169,8 @@ class Answers(http.server.BaseHTTPRequestHandler):
         else:
             self._head(200, len(body))
         self.wfile.write(body[: len(body) // 3] if fault == "cut" else body)
+        if fault == "cut":
+            time.sleep(0.3)  # the client reads what it gets
         self.close_connection = bool(fault) or not self.server.says
 
     def _head(self, status: int, length: int, part: str = "") -> None:
@@ -200,7 +202,7 @@ def server() -> Iterator[Server]:
     ("faults", "settings"),
     [
         ([], {}),
-        (["cut", "cut", "refuse", "cut", "cut", "cut", "cut"], {}),
+        (["cut", "cut", "refuse", "", "cut", "cut", "", "cut", "cut"], {}),
         (["cut"], {"ranges": False}),
         ([], {"ranges": False, "says": False}),
     ],
