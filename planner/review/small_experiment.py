@@ -13,7 +13,7 @@ from xtrain.dsl.schema.actions import OnEvent
 from xtrain.dsl.schema.cluster import CLUSTERS, FaultTolerance
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data import Dataset
-from xtrain.dsl.schema.data_components import SOURCES, source_of
+from xtrain.dsl.schema.data_components import SOURCES, Link, source_of
 from xtrain.dsl.schema.losses import INITIAL, LOSSES, ReferredLoss
 from xtrain.dsl.schema.model import Model
 from xtrain.dsl.schema.optimizers import SCHEDULERS
@@ -116,11 +116,10 @@ def small_experiment(
         small = attrs.evolve(small, model=_of_folder(folder, spec.model.frozen))
     other = {} if chosen[0] == {"fsdp": 2} else {"fsdp": 2}
     rows = _rows(plan, [*chosen, other])
-    small = attrs.evolve(small, batch=_batch(spec, plan, rows))
+    small = attrs.evolve(small, batch=_batch(spec, plan, rows), collate=_collate(small, chosen))
     layouts = tuple(_layout(small, each, rows) for each in chosen)
-    alone = _alone(small, rows, 2 * max(each.get("ring", 0) for each in chosen) or 1)
     return SmallExperiment(
-        alone=SmallLayout.of({}, alone),
+        alone=SmallLayout.of({}, _alone(small, rows)),
         layouts=tuple(map(SmallLayout.of, chosen, layouts)),
         other=SmallLayout.of(other, _layout(_plain(small), other, rows)),
         shrunken=tuple(changed_settings(spec, layouts[0], plan)),
@@ -144,7 +143,7 @@ def small_teacher(plan: Plan, files: Mapping[str, str], folder: str) -> SmallLay
     small = attrs.evolve(small, batch=_batch(small, plan, 2), loss=LOSSES.default(), rollout=None, reward=None)
     export = action_like(lambda action: action.publishes and "to" in settings_of(action))
     teacher = attrs.evolve(
-        _alone(small, 2, 1),
+        _alone(small, 2),
         experiment=attrs.evolve(small.experiment, seed=small.experiment.seed + 1, budget=Quantity(1, "steps")),
         adapter=None,
         tasks={},
@@ -211,13 +210,19 @@ def _plain(small: Spec) -> Spec:
     return attrs.evolve(small, parallel=Parallel.complete()(), activation=Activation(mode="none"))
 
 
-def _alone(small: Spec, rows: int, align: int) -> Spec:
-    """Return the experiment in one process. align: what documents are padded to in the layouts."""
-    links = tuple(
-        attrs.evolve(link, align=align) if "align" in attrs.fields_dict(type(link)) and align > 1 else link
-        for link in small.collate
+def _alone(small: Spec, rows: int) -> Spec:
+    """Return the experiment in one process."""
+    return attrs.evolve(_plain(small), batch=attrs.evolve(small.batch, micro=rows))
+
+
+def _collate(small: Spec, layouts: list[dict[str, int]]) -> tuple[Link, ...]:
+    """Return the collate chain in which all layouts pad documents to the lengths that a ring of one of them needs."""
+    ring = max(axes.get("ring", 1) for axes in layouts)
+    if ring == 1:
+        return small.collate
+    return tuple(
+        attrs.evolve(link, align=2 * ring) if getattr(link, "align", None) == AUTO else link for link in small.collate
     )
-    return attrs.evolve(_plain(small), batch=attrs.evolve(small.batch, micro=rows), collate=links)
 
 
 # Numbers -------------------------------------------------------------------------------------------------------------

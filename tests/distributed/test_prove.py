@@ -15,7 +15,8 @@ from traces import plan_of
 from recipes import RECIPES, planned, published_folders
 from xtrain.plan.certificate import Certificate
 from xtrain.plan.plan import Plan
-from xtrain.planner.load import plan_from_spec
+from xtrain.planner.load import plan_from_spec, plan_from_text
+from xtrain.planner.review.small_experiment import small_experiment
 from xtrain.runtime.base import ops
 from xtrain.runtime.inspect import collective_order
 from xtrain.runtime.inspect.collective_order import issued_alike
@@ -111,6 +112,22 @@ def test_a_fault_is_found(lab, here, row, fault, where):
     certificate = proved(lab, plan_of(lab.folder, BY_NAME[row]), fault)
     assert certificate.faults and where in certificate.faults[0], certificate.compared
     assert not certificate.holds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", dict.fromkeys(row for cases in FAULTS.values() for row, *_ in cases))
+def test_a_row_without_a_fault_is_certified(lab, here, row):
+    certificate = proved(lab, plan_of(lab.folder, BY_NAME[row]))
+    assert certificate.holds, certificate.faults
+
+
+def test_all_small_layouts_of_a_ring_pad_documents_alike(lab):
+    """Otherwise the layout that resumes could not read the checkpoint."""
+    plan = plan_of(lab.folder, BY_NAME["fsdp 2 · ring 2, fold none (dense)"])
+    small = small_experiment(plan, {"lines": "data.jsonl"}, 8)
+    for each in (small.alone, *small.layouts, small.other):
+        layout = plan_from_text(each.text, "small.xtrain", (), each.world).plan
+        assert layout is not None and layout.node("collate.pack").args["align"] == 4, each.name
 
 
 def test_a_call_of_some_ranks_alone_is_found(lab, monkeypatch):

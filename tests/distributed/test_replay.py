@@ -291,6 +291,59 @@ def test_resumes_and_runs_that_a_model_began_with_are_followed(project: Project)
     assert rows_seen(project, "three") == [("one", 4 * 8 + 4 * 4), ("three", 2 * 8)]
 
 
+WRITES_ROWS = """
+import json
+from xtrain import RunContext, hook
+
+@hook("before_step")
+def written(context: RunContext):
+    with open(f"rows.{context.rank.rank}.jsonl", "a") as file:
+        for batch in context.rows:
+            for ids_S, real_S in zip(batch.input_ids_BS, batch.real_BS):
+                print(json.dumps([context.step, ids_S[real_S].tolist()]), file=file)
+"""
+OF_SEVERAL = """
+use "hooks.py"
+hook written
+dataset noise { source = synthetic(documents = 40, length = 60, seed = 5) }
+mixture { lines = 0.6, noise = 0.4 }
+phase drill { from = 5 steps, mix = { noise: 2 } }
+"""
+FEEDS = {
+    "ramp": ("batch { ramp_from = 4, ramp = 6 steps }", "mixture.lines=0.3", ()),
+    "workers": (
+        "batch { workers = 2 }\nparallel { fsdp 2 }\ncollate = to_tensor -> flatten -> shift_tokens -> pack(best_fit)",
+        "batch.rows=4",
+        pytest.mark.slow,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "changed"), [pytest.param(*given, marks=mark, id=name) for name, (*given, mark) in FEEDS.items()]
+)
+def test_rows_are_those_that_the_steps_took(project: Project, monkeypatch: pytest.MonkeyPatch, more: str, changed: str):
+    (project.folder / "hooks.py").write_text(WRITES_ROWS)
+    spec = project.spec(steps=10, more=OF_SEVERAL + more)
+    for sets in (["launch.stop_at=4 steps"], [changed]):
+        texts = ('workspace.run="one"', *sets)
+        project.start(spec, *(word for text in texts for word in ("--set", text)), "--ui", "none").communicate(
+            timeout=240
+        )
+    taken = [tuple(json.loads(line)) for path in project.folder.glob("rows.*") for line in path.open()]
+    monkeypatch.chdir(project.folder)
+    (trained,) = RunData(project.folder / "runs" / "tiny" / "one").runs
+    assert [(each.first, each.end) for each in trained.stretches] == [(0, 4), (4, 10)]
+    expected = []
+    for stretch in trained.stretches:
+        for step in range(stretch.first, stretch.end):
+            for number, cursor in zip(*(each.tolist() for each in stretch.curriculum.rows(step)), strict=True):
+                dataset = stretch.datasets[number]
+                row = dataset.reader.row(dataset.order.row(cursor)[1])
+                expected.append((step + 1, [token for part in row.segments for token in part[:-1].tolist()]))
+    assert sorted(taken) == sorted(expected)
+
+
 def test_rows_skipped_by_a_rollback_are_seen_before_it_only(project: Project, monkeypatch: pytest.MonkeyPatch):
     """The steps after a rollback from step 6 to step 4 take the rows of steps 7 and later."""
     monkeypatch.chdir(project.folder)
