@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"diagnostics": [error.to_json() for error in errors]}))
         return 2
-    a, b = _with_rows(_with_step(a)), _with_rows(_with_step(b))
+    a, b = with_rows(_with_step(a)), with_rows(_with_step(b))
     found = compare_plans(a.plan, b.plan, a.step, a.past)
     lines = going_on(a, b, found.verdict)
     if arguments.json:
@@ -101,7 +101,7 @@ def _with_step(side: "Side") -> "Side":
     return evolve(side, step=latest.step, past=past_of(latest.state())) if latest else side
 
 
-def _with_rows(side: "Side") -> "Side":
+def with_rows(side: "Side") -> "Side":
     """Return a side with its steps from the counted data, if the plan waits for it."""
     from attrs import evolve
 

@@ -1,12 +1,11 @@
 """`xtrain prove SPEC|PLAN`: compute a small experiment of the same layout on ranks of this machine, and certify it."""
 
 import argparse
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.verb import Refused, add_sets, counted, number_of, ranks, say_own_code
+from xtrain.cli.verb import Refused, add_sets, counted, end_by_exception, number_of, ranks, say_own_code
 
 if TYPE_CHECKING:
     from xtrain.plan.certificate import Certificate, ComparedLayout
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     say_own_code(compiled.plan, arguments.spec)
     from xtrain.runtime.inspect.prove import prove
 
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # removes its files
+    end_by_exception()  # a terminated proof removes its files
     certificate = prove(compiled.plan, most_ranks=arguments.ranks, told=_tell)
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
 """Shared parts of verbs: arguments, counted data, the user's own code, and refusals."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -123,6 +124,11 @@ def counted(plan: "Plan") -> "Counted | None":
     from xtrain.runtime.feed.prepared import counted_rows
 
     return counted_rows(plan)
+
+
+def end_by_exception() -> None:
+    """Let SIGTERM raise SystemExit, so that temporary files are removed."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def say_own_code(plan: "Plan", path: "str | Path") -> None:

@@ -28,6 +28,7 @@ from xtrain.dsl.schema.run import (
     Log,
     OwnEpoch,
     OwnTraining,
+    Policy,
     StepBody,
     Workspace,
 )
@@ -103,6 +104,7 @@ class Spec:
     evaluation_step: EvaluationBody | None = None
     train: OwnTraining | None = None
     epoch: OwnEpoch | None = None
+    policy: Policy | None = None
     sweep: Sweep | None = None
     serve: Serve | None = None
     collate: tuple[Link, ...] = field(factory=usual_chain)

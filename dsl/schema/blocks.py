@@ -59,6 +59,7 @@ KINDS: Final[dict[str, type]] = {
     "evaluation_step": hooks.EvaluationBody,
     "train": hooks.OwnTraining,
     "epoch": hooks.OwnEpoch,
+    "policy": experiment.Policy,
     "sweep": sweep.Sweep,
     "serve": serving.Serve,
 }
@@ -73,7 +74,8 @@ NAMED: Final[dict[str, str]] = {
 }
 # Blocks that have no defaults: without the block the spec has no such part.
 OPTIONAL: Final = (
-    "adapter", "rollout", "reward", "ema", "step", "evaluation_step", "train", "epoch", "sweep", "serve", "launcher"
+    "adapter", "rollout", "reward", "ema", "step", "evaluation_step", "train", "epoch", "policy", "sweep", "serve",
+    "launcher",
 )  # fmt: skip
 REQUIRED: Final[dict[str, str]] = {
     "experiment": "experiment quickstart { budget = 600 steps }",

@@ -141,6 +141,58 @@ class Launch:
 
 
 @frozen
+class Policy:
+    """`policy { … }`: what `xtrain review` demands of a change; a change is reviewed by the policy before it."""
+
+    max_cost: float | None = setting(
+        "most that the whole run may cost, in the unit of `cluster.price`",
+        default=None,
+        check=positive,
+        role=Role.EXECUTION,
+        example="40_000",
+    )
+    max_time: Quantity | None = setting(
+        "longest time of the whole run",
+        default=None,
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="72 h",
+    )
+    max_step_time: Quantity | None = setting(
+        "longest time of a step",
+        default=None,
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="9 s",
+    )
+    max_loss: float | None = setting(
+        "highest loss that the law of `xtrain review --law` may predict",
+        default=None,
+        check=positive,
+        role=Role.EXECUTION,
+        example="2.1",
+    )
+    min_headroom: Quantity | None = setting(
+        "memory of a device that the fullest rank leaves free at least",
+        default=None,
+        units=("%",),
+        check=share,
+        role=Role.EXECUTION,
+        example="8%",
+    )
+    resume: Literal["any", "resharded", "safe", "same"] = setting(
+        "worst verdict of `xtrain diff` on resuming a checkpoint from before the change; any: also incompatible",
+        default="any",
+        role=Role.EXECUTION,
+    )
+    certificate: Literal["none", "required"] = setting(
+        "required: the changed plan has a valid certificate of `xtrain prove`", default="none", role=Role.EXECUTION
+    )
+
+
+@frozen
 class Checkpoint:
     """`checkpoint { … }`: what a run starts from, how checkpoints are saved, and how many are kept."""
 

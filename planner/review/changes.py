@@ -111,9 +111,9 @@ def open_sides(
         message = "--set and --world need a spec, and neither argument is a spec"
         found.error("X704", message, None, hint="give one argument alone to see what they would change")
         return None, None, found
-    first = _open(paths[0], *(((), None) if alone else (sets, world)), found)
+    first = open_side(paths[0], *(((), None) if alone else (sets, world)), found)
     if not alone:
-        return first, _open(paths[1], sets, world, found), found
+        return first, open_side(paths[1], sets, world, found), found
     if first is None or not (sets or world):
         return first, first, found
     return first, _altered(first, tuple(sets), world, found), found
@@ -125,7 +125,8 @@ def _kind(path: str) -> Literal["spec", "plan", "run"]:
     return "plan" if is_saved(path) else "spec"
 
 
-def _open(path: str, sets: Sequence[str], world: int | None, found: Diagnostics) -> Side | None:
+def open_side(path: str, sets: Sequence[str], world: int | None, found: Diagnostics) -> Side | None:
+    """Open a spec, saved plan or run; None with errors among the diagnostics."""
     kind = _kind(path)
     if kind == "run" and not (Path(path) / PLAN_FILE).is_file():
         message = f"{path} is not a run directory: it has no {PLAN_FILE}"

@@ -390,22 +390,27 @@ def _traffic_lines(page: Page, found: PlanDifference) -> None:
     page.table(rows, align="<<>>>><", styles=("", "", "", "", "", "", "cyan"))
 
 
+_SPELL: Final[dict[str, Callable[[float], str]]] = {
+    "count": lambda value: f"{value:,.0f}" if value < 1e7 else count_text(value),
+    "flops": flops_text,
+    "seconds": seconds_text,
+    "bytes": bytes_text,
+    "share": lambda value: f"{value:.1%}",
+    "nats": lambda value: f"{value:.4f}",
+}
+
+
+def amount_row(each: Amount) -> tuple[str, str, str, str]:
+    """Return the name of an amount, its values as text, and the change."""
+    words = _SPELL[each.unit]
+    change = _change(each.before, each.after, words)
+    return (each.name, _known(each.before, words), _known(each.after, words), change)
+
+
 def _amount_lines(page: Page, amounts: tuple[Amount, ...]) -> None:
     page.heading("RUN")
-    spell: dict[str, Callable[[float], str]] = {
-        "count": lambda value: f"{value:,.0f}" if value < 1e7 else count_text(value),
-        "flops": flops_text,
-        "seconds": seconds_text,
-        "bytes": bytes_text,
-    }
-    rows = [("", "A", "B", "")]
-    for each in amounts:
-        if each.before is None and each.after is None:
-            continue
-        words = spell[each.unit]
-        change = _change(each.before, each.after, words)
-        rows.append((each.name, _known(each.before, words), _known(each.after, words), change))
-    page.table(rows, align="<>><", styles=("", "", "", "cyan"))
+    rows = [amount_row(each) for each in amounts if each.before is not None or each.after is not None]
+    page.table([("", "A", "B", ""), *rows], align="<>><", styles=("", "", "", "cyan"))
 
 
 def _known(value: float | None, words: Callable[[float], str]) -> str:
@@ -417,5 +422,5 @@ def _change(before: float | None, after: float | None, words: Callable[[float], 
     if before is None or after is None or before == after:
         return ""
     sign = "+" if after > before else "−"
-    factor = f"{after / before:.3g}" if before and after else "1"
+    factor = f"{after / before:.3g}" if before * after > 0 else "1"
     return f"{sign}{words(abs(after - before))}" + (f" (×{factor})" if factor != "1" else "")

@@ -2,10 +2,12 @@
 
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 
 from attrs import define
 
@@ -69,6 +71,24 @@ def unless_read(folder: Path) -> Iterator[bool]:
         except OSError:  # no locks: readers notice that the folder is gone
             pass
         yield True
+
+
+@contextmanager
+def scratch_folder(kind: str) -> Iterator[Path]:
+    """Yield a temporary folder that is removed at the end, after those that killed processes left.
+
+    kind: part of its name, `xtrain-KIND-…`.
+    """
+    for old in Path(gettempdir()).glob(f"xtrain-{kind}-*"):
+        with suppress(OSError), unless_read(old) as free:  # folders of other users cannot be opened
+            if free:
+                shutil.rmtree(old, ignore_errors=True)
+    while True:
+        with TemporaryDirectory(prefix=f"xtrain-{kind}-", ignore_cleanup_errors=True) as folder:
+            if (lock := hold_for_reading(Path(folder))) is not None:
+                with lock:
+                    yield Path(folder)
+                return
 
 
 def hold(directory: Path, name: str) -> HeldLock:

@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import torch
@@ -30,6 +29,7 @@ from xtrain.planner.review.small_experiment import (
 )
 from xtrain.planner.review.small_scope import SAVED
 from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.locks import scratch_folder
 from xtrain.runtime.inspect.collective_order import issued_alike
 from xtrain.runtime.inspect.gaps import TOLERANCE, NotComparable, gaps
 from xtrain.runtime.inspect.rank_jobs import Outcome, RankForks, RanksFailed
@@ -52,7 +52,7 @@ def prove(
     """
     begin = time.monotonic()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="xtrain-prove-")))
+        folder = stack.enter_context(scratch_folder("prove"))
         # Left last: an exception here ends the ranks, and with them the thread that waits for them.
         pool = stack.enter_context(ThreadPoolExecutor(max_workers=1))
         forks = stack.enter_context(RankForks()) if ranks is None else ranks

@@ -105,7 +105,7 @@ def test_every_block_of_a_spec_has_a_kind():
 def test_every_kind_of_the_language_is_known():
     language = """experiment workspace launch cluster launcher model adapter task tokenizer dataset mixture batch loss
     optimizer group scheduler ema precision compile activation parallel checkpoint log hook step
-    evaluation_step fault_tolerance alerts serve sweep phase rollout reward environment train epoch"""
+    evaluation_step fault_tolerance alerts serve sweep phase rollout reward environment train epoch policy"""
     assert set(language.split()) == set(blocks.KINDS)
     assert {"compile", "activation"} <= set(blocks.KINDS)
 
