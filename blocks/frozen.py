@@ -54,7 +54,7 @@ def _pruned(op: TracedOp, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str
     share = (trained_bytes, all_bytes or 1)
     weights, added = ((each * share[0] // share[1] if op.parameters else each) for each in (op.weights, op.added))
     keeps = op.keeps
-    if op.saved == MATMUL and not any(len(shapes[name]) > 1 for name in trained):
+    if op.saved == MATMUL and not op.masks_inputs and not any(len(shapes[name]) > 1 for name in trained):
         keeps = ()  # the input's gradient only needs the matrix
     elif keeps == tuple(value.storage for value in op.inputs) and len(keeps) == 2 and len(receivers) == 1:
         keeps = (_other(op.inputs, receivers[0]).storage,)  # each of two factors is kept for the gradient of the other

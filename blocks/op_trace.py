@@ -1,21 +1,36 @@
 """`OpTrace`: the forward of a block as operations, with the bytes that each makes, keeps and sends.
 
 It corresponds to autograd's graph: a simulated forward and backward (`memory_simulator.py`) gives the bytes alive at
-any moment. Fp8 products (`runtime/nn/number_formats.py`) add copies in memory and scales that ranks share. Shapes
-there: T tokens, K inputs and N outputs of a matrix, on one rank.
+any moment.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from attrs import Factory, field
 
-from xtrain.dsl.schema.precision import Recipe
 from xtrain.lazy_attrs import define, frozen
 
 if TYPE_CHECKING:
     from xtrain.plan.estimates import TrafficOp
+
+    class ScaledProduct(Protocol):
+        """Product with a matrix that is not multiplied as stored: collectives and temporary bytes of its forward and
+        backward. fp8: it multiplies fp8 numbers. masks_inputs: the gradient of its input needs the input."""
+
+        @property
+        def fp8(self) -> bool: ...
+        @property
+        def masks_inputs(self) -> bool: ...
+        @property
+        def calls(self) -> "Sequence[CollectiveCall]": ...
+        @property
+        def input_calls(self) -> "Sequence[CollectiveCall]": ...
+        @property
+        def weight_calls(self) -> "Sequence[CollectiveCall]": ...
+        @property
+        def scratch(self) -> tuple[int, int]: ...
 
 
 MATMUL: Final = "matmul"
@@ -110,7 +125,7 @@ class TracedOp:
     positions of a document. fp8: flops are fp8 products. calls, back_calls, weight_calls: collectives of its forward,
     of input gradients and of parameter gradients. opens, closes: FSDP unit whose module begins or ends here. piece: set
     if the operation is done in pieces; its backward computes them again one after the other, and it keeps its inputs.
-    apart: torch.compile leaves it out of compiled code.
+    apart: torch.compile leaves it out of compiled code. masks_inputs: the gradient of its input needs the input.
     """
 
     inputs: tuple[TracedTensor, ...] = ()
@@ -130,6 +145,7 @@ class TracedOp:
     back_calls: tuple[CollectiveCall, ...] = ()
     weight_calls: tuple[CollectiveCall, ...] = ()
     fp8: bool = False
+    masks_inputs: bool = False
     opens: FsdpUnit | None = None
     closes: FsdpUnit | None = None
     piece: PieceTrace | None = None
@@ -247,10 +263,10 @@ class OpTrace:
         parameters: Sequence[str] = (),
         added: int | None = None,
         unpacked: int = 0,
-        fp8: "Fp8Product | None" = None,
+        scaled: "ScaledProduct | None" = None,
     ) -> TracedTensor:
-        """Record x · Wᵀ, which keeps x. weight: bytes of the gradient of W. unpacked: bytes while W is computed. fp8:
-        how it is multiplied, if not in the compute format."""
+        """Record x · Wᵀ, which keeps x. weight: bytes of the gradient of W. unpacked: bytes while W is computed.
+        scaled: how it is multiplied, if not as stored."""
         out = self.op(
             x,
             makes=makes,
@@ -258,14 +274,15 @@ class OpTrace:
             weights=weight,
             added=added,
             parameters=parameters,
-            scratch=(unpacked, unpacked) if fp8 is None else fp8.scratch,
+            scratch=(unpacked, unpacked) if scaled is None else scaled.scratch,
             saved=MATMUL,
             flops=flops,
-            calls=() if fp8 is None else fp8.calls,
-            back_calls=() if fp8 is None else fp8.input_calls,
+            calls=() if scaled is None else scaled.calls,
+            back_calls=() if scaled is None else scaled.input_calls,
         )
-        if fp8 is not None:
-            self.ops[-1].fp8, self.ops[-1].weight_calls = True, tuple(fp8.weight_calls)
+        if scaled is not None:
+            self.ops[-1].fp8, self.ops[-1].weight_calls = scaled.fp8, tuple(scaled.weight_calls)
+            self.ops[-1].masks_inputs = scaled.masks_inputs
         return out
 
     @property
@@ -283,93 +300,3 @@ class OpTrace:
         """Mark where an FSDP unit inside the block begins or ends; None: no unit."""
         if opens is not None or closes is not None:
             self.ops.append(TracedOp(opens=opens, closes=closes))
-
-
-NODE: Final = "setup.float8"
-EXACT: Final = 4  # bytes of a number that is scaled
-Axes = tuple[str, ...]
-
-
-@frozen(kw_only=True)
-class Fp8Product:
-    """Product over T tokens. width: bytes of a number of its inputs and outputs. exact: bytes of a multiplied number
-    where fp8 is emulated; 0 where kernels multiply fp8. inputs, outputs, spread: axes whose ranks hold the other
-    inputs, outputs and tokens. trained: the matrix is trained."""
-
-    recipe: Recipe
-    tokens: int
-    outputs_wide: int
-    inputs_wide: int
-    width: int
-    exact: int
-    inputs: Axes = ()
-    outputs: Axes = ()
-    spread: Axes = ()
-    trained: bool = True
-
-    # Scales -----------------------------------------------------------------------------------------------------------
-
-    @property
-    def calls(self) -> list[CollectiveCall]:
-        """Collectives of the forward."""
-        if self.recipe.scales == "row":
-            return list(self._shared((self.tokens, self.inputs), (self.outputs_wide, self.inputs)))
-        return list(self._shared((1, (*self.inputs, *self.spread)), (1, (*self.inputs, *self.outputs))))
-
-    @property
-    def input_calls(self) -> list[CollectiveCall]:
-        """Collectives of the input's gradient."""
-        recipe = self.recipe
-        rows = (self.tokens, self.outputs)
-        gradient = rows if recipe.scales == "row" else (1, (*self.outputs, *self.spread))
-        whole = recipe.scales == "tensor" or recipe.whole_weight
-        weight = (1, (*self.inputs, *self.outputs)) if whole else (self.inputs_wide, self.outputs)
-        return list(self._shared(gradient, weight))
-
-    @property
-    def weight_calls(self) -> list[CollectiveCall]:
-        """Collectives of the matrix's gradient."""
-        if not self.recipe.weight_gradient or not self.trained:
-            return []
-        if self.recipe.scales == "row":
-            return list(self._shared((self.outputs_wide, self.spread), (self.inputs_wide, self.spread)))
-        return list(self._shared((1, (*self.outputs, *self.spread)), (1, (*self.inputs, *self.spread))))
-
-    def _shared(self, one: tuple[int, Axes], other: tuple[int, Axes]) -> Iterator[CollectiveCall]:
-        """Yield the calls that share the largest numbers of two matrices: one message if the same ranks share both."""
-        pairs = [(one[0] + other[0], one[1])] if one[1] == other[1] else [one, other]
-        for numbers, axes in pairs:
-            for axis in axes:
-                yield CollectiveCall(axis, "all_reduce", NODE, numbers * self.width)
-
-    # Memory -----------------------------------------------------------------------------------------------------------
-
-    @property
-    def scratch(self) -> tuple[int, int]:
-        """Temporary bytes in addition to inputs and outputs in the forward, and in addition to both gradients in the
-        backward."""
-        x, weight, y = (
-            self.tokens * self.inputs_wide,
-            self.outputs_wide * self.inputs_wide,
-            self.tokens * self.outputs_wide,
-        )
-        made = x * self.width + (weight * self.width if self.trained else 0)
-        inputs = self._product(y, weight, x, turned=weight)
-        weights = x * self.width
-        if self.trained and self.recipe.weight_gradient:
-            weights += self._product(y, x, weight, turned=y + x)
-        elif self.trained:
-            weights += weight * self.width
-        return self._product(x, weight, y) - y * self.width, max(inputs, weights) - made
-
-    def _product(self, one: int, other: int, out: int, *, turned: int = 0) -> int:
-        """Return the peak bytes while two matrices of `one` and `other` numbers are scaled and multiplied, result
-        included. turned: numbers that kernels want in another order."""
-        scaled = 1 if self.width == EXACT else 2  # copies of all numbers in fp32 while codes are made
-        coding = max(one + scaled * EXACT * one, one + other + scaled * EXACT * other)
-        result = out * self.width
-        if not self.exact:
-            return max(coding, one + other + turned + result)
-        cast = out * self.exact if self.exact != self.width else 0
-        multiplying = self.exact * (one + other) + one + other + max(result, cast)
-        return max(coding, multiplying, cast + result + one + other)

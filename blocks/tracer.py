@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Set
 from math import prod
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from attrs import evolve, field
 
@@ -12,7 +12,6 @@ from xtrain.blocks.op_trace import (
     REDUCE_SCATTER,
     TP,
     CollectiveCall,
-    Fp8Product,
     FsdpUnit,
     OpTrace,
     PieceTrace,
@@ -76,8 +75,7 @@ class Local:
         return self.tokens * self.kv_heads * self.head_dim * self.width
 
 
-@frozen
-class BlockAxes:
+class BlockAxes(NamedTuple):
     """Names of axes as in `Traffic`; an empty name means one rank. sequence: the `sequence` setting of `tp`."""
 
     tensor: str
@@ -117,8 +115,8 @@ class Tracer:
     """Recorder that the pieces of a block write to, with the data that they share.
 
     experts: the FSDP unit of the block's experts. shapes: of its parameters, as a rank computes with them. quantised:
-    names of parameters that are unpacked for each product. adapted: name of a matrix → its adapter. fp8: modules whose
-    matrices are multiplied in fp8. frozen: names of frozen parameters.
+    names of parameters that are unpacked for each product. adapted: name of a matrix → its adapter. scaled: modules
+    whose matrices are multiplied in fp8 or rounded. frozen: names of frozen parameters.
     """
 
     ops: OpTrace
@@ -129,7 +127,7 @@ class Tracer:
     shapes: Mapping[str, tuple[int, ...]]
     adapted: Mapping[str, TracedAdapter] = field(factory=dict)
     quantised: Set[str] = frozenset()
-    fp8: Set[str] = frozenset()
+    scaled: Set[str] = frozenset()
     frozen: Set[str] = frozenset()
 
     def unpacked(self, name: str, numbers: int) -> int:
@@ -141,8 +139,8 @@ class Tracer:
         """Record x · Wᵀ of the module `name` on `tokens` tokens, with its bias if it has one."""
         names = [each for each in (f"{name}.weight", *((f"{name}.bias",) if bias else ())) if each in self.shapes]
         outputs, inputs = self.shapes[names[0]]
-        if name in self.fp8:
-            return self._fp8_linear(x, name, names, tokens)
+        if name in self.scaled:
+            return self._scaled_linear(x, name, names, tokens)
         out = self.ops.linear(
             x,
             tokens * outputs * self.local.width,
@@ -154,29 +152,37 @@ class Tracer:
         adapted = self.adapted.get(names[0])
         return out if adapted is None else adapted.trace(self, x, out, tokens)
 
-    def _fp8_linear(self, x: TracedTensor, name: str, names: list[str], tokens: int) -> TracedTensor:
-        """Record the product in fp8; the bias is added afterwards."""
-        (weight, *biases), local, fp8 = names, self.local, self.resolved.formats.fp8
-        assert fp8 is not None
+    def _scaled_linear(self, x: TracedTensor, name: str, names: list[str], tokens: int) -> TracedTensor:
+        """Record the product in fp8 or of rounded matrices; the bias is added afterwards."""
+        from xtrain.blocks.scaled_products import Fp8Product, RoundedProduct  # most specs do without
+
+        (weight, *biases), local, formats = names, self.local, self.resolved.formats
         outputs, inputs = self.shapes[weight]
         cut = next((style for pattern, style in self.resolved.cuts.rules if fits(f"layers.0.{name}", pattern)), None)
         tensor = (self.axes.tensor,) if self.axes.tensor else ()
         context = tuple(axis for axis in ("ring", "ulysses") if self.resolved.size(axis) > 1)
-        product = Fp8Product(
-            recipe=fp8.chosen,
-            tokens=tokens,
-            outputs_wide=outputs,
-            inputs_wide=inputs,
-            width=local.width,
-            exact=local.exact if device_kind(self.resolved.spec) == "cpu" else 0,
-            inputs=tensor if cut == "row" else (),
-            outputs=tensor if cut == "column" else (),
-            spread=(*context, *(tensor if cut is None and tokens < local.tokens else ())),
-            trained=weight not in self.frozen,
-        )
+        common: dict[str, Any] = {
+            "tokens": tokens,
+            "outputs_wide": outputs,
+            "inputs_wide": inputs,
+            "width": local.width,
+            "inputs": tensor if cut == "row" else (),
+            "trained": weight not in self.frozen,
+        }
+        if formats.fp8 is not None:
+            product = Fp8Product(
+                recipe=formats.fp8.chosen,
+                exact=local.exact if device_kind(self.resolved.spec) == "cpu" else 0,
+                outputs=tensor if cut == "column" else (),
+                spread=(*context, *(tensor if cut is None and tokens < local.tokens else ())),
+                **common,
+            )
+        else:
+            assert formats.qat is not None
+            product = RoundedProduct(qat=formats.qat, **common)
         makes = tokens * outputs * local.width
         flops = 2 * tokens * outputs * inputs
-        out = self.ops.linear(x, makes, weight=self.bytes_of(weight), flops=flops, parameters=(weight,), fp8=product)
+        out = self.ops.linear(x, makes, weight=self.bytes_of(weight), flops=flops, parameters=(weight,), scaled=product)
         for bias in biases:
             out = self.ops.op(out, makes=makes, fresh=False, weights=self.bytes_of(bias), parameters=(bias,))
         return out

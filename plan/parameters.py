@@ -11,7 +11,7 @@ from typing import Final
 from attrs import evolve, field
 
 from xtrain.dsl.diagnostics.suggest import did_you_mean
-from xtrain.dsl.schema.precision import MULTIPLE, Base, Fp8
+from xtrain.dsl.schema.precision import Base, Products
 from xtrain.dsl.spec import Spec
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import (
@@ -433,33 +433,32 @@ Layers = dict[str, tuple[int, ...]]
 """Name of a module inside a block → the layers that have it."""
 
 
-def fp8_matrices(arch: Architecture, tp: int, fp8: Fp8) -> Layers:
-    """Return the matrices that are multiplied in fp8, in model order."""
+def scaled_matrices(arch: Architecture, tp: int, products: Products) -> Layers:
+    """Return the matrices that are multiplied in fp8, or rounded, in model order."""
     found: dict[str, list[int]] = {}
     for layer, matrix in _all(arch):
-        if not matrix.expert and not is_skipped(fp8, layer, matrix) and not _uneven(matrix, tp):
+        if not matrix.expert and not is_skipped(products, layer, matrix) and not _unfit(matrix, tp, products):
             found.setdefault(matrix.owner, []).append(layer)
     return {name: tuple(layers) for name, layers in found.items()}
 
 
-def uneven_matrices(arch: Architecture, tp: int, fp8: Fp8) -> dict[str, int]:
-    """Return name in the block → width, for matrices that fp8 kernels do not support because the width is not divisible
-    by MULTIPLE."""
+def unfit_matrices(arch: Architecture, tp: int, products: Products) -> dict[str, int]:
+    """Return name in the block → width, for matrices whose width kernels do not support, or groups do not divide."""
     return {
         matrix.owner: width
         for layer, matrix in _all(arch)
-        if not matrix.expert and not is_skipped(fp8, layer, matrix) and (width := _uneven(matrix, tp))
+        if not matrix.expert and not is_skipped(products, layer, matrix) and (width := _unfit(matrix, tp, products))
     }
 
 
-def idle_patterns(arch: Architecture, fp8: Fp8) -> list[str]:
+def idle_patterns(arch: Architecture, products: Products) -> list[str]:
     """Return patterns of `skip` that match no matrix."""
     every = [(layer, matrix) for layer, matrix in _all(arch) if not matrix.expert]
-    return [each for each in fp8.skip if not any(means(each, layer, matrix.name) for layer, matrix in every)]
+    return [each for each in products.skip if not any(means(each, layer, matrix.name) for layer, matrix in every)]
 
 
-def is_skipped(fp8: Fp8, layer: int, matrix: BlockParameter) -> bool:
-    return any(means(pattern, layer, matrix.name) for pattern in fp8.skip)
+def is_skipped(products: Products, layer: int, matrix: BlockParameter) -> bool:
+    return any(means(pattern, layer, matrix.name) for pattern in products.skip)
 
 
 def matrix_numbers(arch: Architecture, matrices: Layers) -> int:
@@ -473,11 +472,11 @@ def _all(arch: Architecture) -> Iterator[tuple[int, BlockParameter]]:
     return ((layer, matrix) for layer in sorted(found) for matrix in found[layer] if not matrix.adapter)
 
 
-def _uneven(matrix: BlockParameter, tp: int) -> int:
-    """Return a matrix's width on a rank that is not divisible by MULTIPLE; 0 if both are."""
+def _unfit(matrix: BlockParameter, tp: int, products: Products) -> int:
+    """Return a matrix's width on a rank that does not fit; 0 if both do."""
     outputs, inputs = matrix.shape
     outputs, inputs = (
         (outputs // tp if matrix.cut == "column" else outputs),
         (inputs // tp if matrix.cut == "row" else inputs),
     )
-    return next((width for width in (outputs, inputs) if width % MULTIPLE), 0)
+    return products.unfit(outputs, inputs)

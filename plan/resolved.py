@@ -10,7 +10,7 @@ from attrs import evolve, field
 from xtrain.dsl.schema.data_components import row_link
 from xtrain.dsl.schema.optimizers import Optimizer, StateTensor
 from xtrain.dsl.schema.parallel import Activation, Parallel, Stack
-from xtrain.dsl.schema.precision import Fp8, Precision
+from xtrain.dsl.schema.precision import Fp8, Precision, Products, Qat
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.lazy_attrs import frozen
@@ -24,9 +24,9 @@ from xtrain.plan.parameters import (
     beside_bytes,
     block_tensors,
     checkpoint_bytes,
-    fp8_matrices,
     head_product,
     largest_product,
+    scaled_matrices,
 )
 from xtrain.plan.peft import PeftFolder
 from xtrain.plan.pipeline import Pipeline, StageAssignment, by_coordinate
@@ -38,12 +38,18 @@ from xtrain.text.units import BYTES
 @frozen(kw_only=True)
 class Formats:
     """Number formats: of parameters and optimizer state, of forward and backward, and of gradient sums. fp8: how blocks
-    multiply, if not in the compute format."""
+    multiply, if not in the compute format. qat: how their matrices are rounded before."""
 
     params: str
     compute: str
     reduce: str
     fp8: Fp8 | None = None
+    qat: Qat | None = None
+
+    @property
+    def products(self) -> Products | None:
+        """Products of matrices of blocks that are not multiplied as stored; None without such."""
+        return self.fp8 or self.qat
 
     @property
     def frozen(self) -> str:
@@ -66,6 +72,7 @@ def resolve_formats(precision: Precision, parallel: Parallel) -> Formats:
         compute=compute if fp8 is None else fp8.rest,
         reduce=params if parallel.fsdp.reduce == "auto" else parallel.fsdp.reduce,
         fp8=fp8,
+        qat=precision.rounded,
     )
 
 
@@ -108,12 +115,12 @@ def sums_positions(spec: Spec, layout: Layout) -> bool:
 class TrainedKind(LayerKind):
     """Layers with equal blocks and equal trained parameters. frozen: names of frozen parameters inside the block.
     below: something before the block is trained, so that the input's gradient is needed. runs_back: the block
-    receives a gradient. fp8: names of modules whose matrices are multiplied in fp8."""
+    receives a gradient. scaled: names of modules whose matrices are multiplied in fp8 or rounded."""
 
     frozen: frozenset[str]
     below: bool
     runs_back: bool
-    fp8: frozenset[str] = frozenset()
+    scaled: frozenset[str] = frozenset()
 
 
 @frozen
@@ -229,26 +236,26 @@ class Resolved:
                 below = tensor.trained
         blocks = {layer: kind.block for kind in self.architecture.kinds for layer in kind.layers}
         places = {layer: place for place, kind in enumerate(self.architecture.kinds) for layer in kind.layers}
-        scaled: dict[int, set[str]] = {layer: set() for layer in frozen}
-        for name, layers in self.fp8_matrices.items():
+        special: dict[int, set[str]] = {layer: set() for layer in frozen}
+        for name, layers in self.scaled_matrices.items():
             for layer in layers:
-                scaled[layer].add(name)
+                special[layer].add(name)
         found: dict[tuple[int, frozenset[str], bool, frozenset[str]], list[int]] = {}
         for layer in range(self.architecture.layers):
-            key = (places[layer], frozenset(frozen[layer]), below, frozenset(scaled[layer]))
+            key = (places[layer], frozenset(frozen[layer]), below, frozenset(special[layer]))
             found.setdefault(key, []).append(layer)
             below = below or len(frozen[layer]) < counts[layer]
         return tuple(
-            TrainedKind(blocks[own[0]], tuple(own), names, before, before or len(names) < counts[own[0]], fp8)
-            for (_, names, before, fp8), own in found.items()
+            TrainedKind(blocks[own[0]], tuple(own), names, before, before or len(names) < counts[own[0]], scaled)
+            for (_, names, before, scaled), own in found.items()
         )
 
     @cached_property
-    def fp8_matrices(self) -> Layers:
-        """Matrices that are multiplied in fp8."""
-        if self.formats.fp8 is None:
+    def scaled_matrices(self) -> Layers:
+        """Matrices that are multiplied in fp8, or rounded."""
+        if (products := self.formats.products) is None:
             return {}
-        return fp8_matrices(self.architecture, self.size("tp"), self.formats.fp8)
+        return scaled_matrices(self.architecture, self.size("tp"), products)
 
     @property
     def passes_head(self) -> bool:

@@ -11,7 +11,7 @@ from xtrain.dsl.schema.adapters import AdapterTask, TaskAdapters
 from xtrain.dsl.schema.component import Component, UserComponent
 from xtrain.dsl.schema.data import Batch, Dataset, Phase
 from xtrain.dsl.schema.data_components import tokenizer_kind
-from xtrain.dsl.schema.precision import Fp8
+from xtrain.dsl.schema.precision import Fp8, Qat
 from xtrain.dsl.schema.setting import Role, is_unspoken, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.user_parts.kinds import NOTHING
@@ -90,9 +90,9 @@ def _config_of_server(resolved: Resolved) -> dict[str, Any]:
 
 
 def _precision(resolved: Resolved) -> dict[str, Any]:
-    """Return the precision settings; fp8 settings are included only if fp8 is used."""
+    """Return the precision settings; settings of fp8 and `qat` are included only if they are used."""
     precision, formats = resolved.spec.precision, resolved.formats
-    used = evolve(precision, fp8=precision.scaled or Fp8())
+    used = evolve(precision, fp8=precision.scaled or Fp8(), qat=precision.rounded or Qat())
     return {
         **experiment_settings(used),
         "params": formats.params,

@@ -1,4 +1,4 @@
-"""Number formats: `precision`, fp8 products, and quantized storage of frozen matrices (`base`)."""
+"""Number formats: `precision`, fp8 products, rounding (`qat`), and quantized storage of frozen matrices (`base`)."""
 
 from math import prod
 from typing import Any, ClassVar, Final, Literal
@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final, Literal
 import attrs
 
 from xtrain.dsl.schema.component import Component, Registry
-from xtrain.dsl.schema.setting import Role, between, component_name, setting, settings_of, values_of
+from xtrain.dsl.schema.setting import Role, at_least, between, component_name, setting, settings_of, values_of
 from xtrain.lazy_attrs import frozen
 
 BASES: Final = Registry["Base"]("base", "bases")
@@ -145,6 +145,54 @@ class Fp8:
         """Chosen recipe."""
         return RECIPES[self.recipe]()
 
+    def unfit(self, outputs: int, inputs: int) -> int:
+        """Return the width of a matrix that kernels do not support; 0 if they support both."""
+        return next((width for width in (outputs, inputs) if width % MULTIPLE), 0)
+
+
+ROW: Final = "row"
+
+
+@frozen
+class Qat:
+    """`qat { … }`: quantization-aware training. Products of the matrices of blocks take weights, and with `activations`
+    inputs, that are rounded to integers · scale; gradients pass through the rounding. Parameters are not rounded."""
+
+    weights: Literal["none", "int4", "int8"] = setting(
+        "integers that weights are rounded to, with a scale per group; none: they are not rounded", default="none"
+    )
+    group: int | Literal["row"] = setting(
+        "numbers of a row of a matrix that share a scale; row: all of them", default=128, check=at_least(2)
+    )
+    activations: Literal["none", "int8"] = setting(
+        "integers that the inputs of these products are rounded to, with a scale and a zero point per token",
+        default="none",
+    )
+    skip: tuple[str, ...] = setting(
+        "matrices that are not rounded: parts of their names, as in `targets` of an adapter",
+        default=(),
+        example='["layers.0", "down_proj"]',
+    )
+
+    @property
+    def bits(self) -> int:
+        """Bits of a weight."""
+        return int(self.weights.removeprefix("int"))
+
+    def unfit(self, outputs: int, inputs: int) -> int:
+        """Return the width of rows that groups do not divide; 0 if they do."""
+        return 0 if self.group == ROW else inputs % int(self.group) and inputs
+
+    def words(self) -> str:
+        """Return a description of it."""
+        scales = "row" if self.group == ROW else f"{self.group} numbers of a row"
+        inputs = f"; inputs to {self.activations}, with a scale and a zero point for each token"
+        return f"{self.weights}, with a scale for each {scales}{inputs * (self.activations != 'none')}"
+
+
+Products = Fp8 | Qat
+"""Products of the matrices of blocks that are not multiplied as stored."""
+
 
 @frozen
 class Precision:
@@ -156,6 +204,7 @@ class Precision:
         default="auto",
     )
     fp8: Fp8 = setting("settings of `compute = fp8`", default=Fp8(), added=True)
+    qat: Qat = setting("quantization-aware training", default=Qat(), added=True)
     base: Base = setting(
         "storage of frozen matrices of blocks",
         default=attrs.Factory(lambda: BASES.default()),
@@ -178,3 +227,8 @@ class Precision:
     def scaled(self) -> Fp8 | None:
         """Settings of fp8 products of blocks; None without fp8."""
         return self.fp8 if self.compute == "fp8" else None
+
+    @property
+    def rounded(self) -> Qat | None:
+        """Settings of quantization-aware training; None without it."""
+        return self.qat if self.qat.weights != "none" else None

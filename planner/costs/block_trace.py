@@ -95,7 +95,7 @@ def block_trace(resolved: Resolved, local: Local, kind: TrainedKind, experts: Fs
         experts,
         shapes,
         quantised=quantised,
-        fp8=kind.fp8,
+        scaled=kind.scaled,
         frozen=kind.frozen,
     )
     block_of(kind).trace(tracer, trace.input)

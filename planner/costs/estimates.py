@@ -362,7 +362,7 @@ def _fp8_position(resolved: Resolved, stages: list[list[StageCosts]], pp: int) -
     for kind in resolved.kinds:
         sizes = {name_in_block(name): size for name, size in matmul_sizes(resolved.architecture, kind.first).items()}
         passing, count = by_layer[kind.first].passing, resolved.matches(kind.layers)[pp]
-        for name in (f"{module}.weight" for module in kind.fp8):
+        for name in (f"{module}.weight" for module in kind.scaled):
             own = name not in kind.frozen and fp8.chosen.weight_gradient
             found += 2 * (1 + (name in passing) + own) * sizes[name] * count
     return found

@@ -66,14 +66,14 @@ def cache_text(resolved: "Resolved", size: int) -> str:
 
 
 def plain_parameters(resolved: "Resolved", kind: "TrainedKind") -> Set[str]:
-    """Return the parameters of a block that are stored in a number format, have no adapter, and are not multiplied in
-    fp8, as required by `Layer.cached`."""
+    """Return the parameters of a block that are stored in a number format, have no adapter, and are multiplied as
+    stored, as required by `Layer.cached`."""
     # Imported here because the language loads this file with the actions, without a plan.
     from xtrain.plan.parameters import block_tensors
 
     tensors = block_tensors(resolved.inventory, kind.first)
     adapted = {each.adapter for each in tensors}
-    scaled = {f"{module}.weight" for module in kind.fp8}
+    scaled = {f"{module}.weight" for module in kind.scaled}
     plain = (name_in_block(each.name) for each in tensors if not each.quantised and each.name not in adapted)
     return {name for name in plain if name not in scaled}
 

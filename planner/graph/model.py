@@ -1,4 +1,4 @@
-"""Nodes that build a model and prepare its modules: loss, axes, freeze, quantize, float8, activation, compile."""
+"""Nodes that build a model and prepare its modules: loss, axes, freeze, quantize, float8, qat, activation, compile."""
 
 import math
 from collections.abc import Mapping
@@ -7,12 +7,13 @@ from typing import Any, Final
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.losses import ADVANTAGES, Loss
+from xtrain.dsl.schema.precision import ROW
 from xtrain.plan.canonical import portable
 from xtrain.plan.graph import INITIAL, ORDER, Builder, Rule, Rules, learns, resumes, rounds, stays
 from xtrain.plan.hardware import HIGHEST, QUERIES
 from xtrain.plan.kernels import attention_kernels, compiles_loss, compiles_parts, pointwise_kernels, resolve_save
 from xtrain.plan.mesh import AXES, device_kind
-from xtrain.plan.parameters import matrix_numbers, quantised_bytes, uneven_matrices
+from xtrain.plan.parameters import matrix_numbers, quantised_bytes, unfit_matrices
 from xtrain.plan.resolved import Resolved
 from xtrain.plan.weight_layout import draws_head, stored_rows
 from xtrain.planner.derive.modules import modules_of
@@ -41,6 +42,7 @@ def add_model(graph: Builder, resolved: Resolved, after: str) -> str:
         _freeze,
         _quantise,
         _float8,
+        _rounded,
         _activation,
         _routing_replay,
         _tile_mlp,
@@ -333,7 +335,7 @@ def _quantise(graph: Builder, resolved: Resolved, last: str) -> str:
 
 @resumes("setup.float8", "recipe matrices")
 def _float8(graph: Builder, resolved: Resolved, last: str) -> str:
-    fp8, matrices = resolved.formats.fp8, resolved.fp8_matrices
+    fp8, matrices = resolved.formats.fp8, resolved.scaled_matrices
     if fp8 is None:
         return last
     recipe, count = fp8.chosen, sum(map(len, matrices.values()))
@@ -344,7 +346,7 @@ def _float8(graph: Builder, resolved: Resolved, last: str) -> str:
     does += f"numbers, in fp8: {recipe.about}; everything else in {fp8.rest}"
     others = [
         f"`{name}`, {width} wide"
-        for name, width in uneven_matrices(resolved.architecture, resolved.size("tp"), fp8).items()
+        for name, width in unfit_matrices(resolved.architecture, resolved.size("tp"), fp8).items()
     ]
     others = ["experts"] * resolved.architecture.is_moe + others
     does += f", as are {' and '.join(others)}" if others else ""
@@ -353,6 +355,25 @@ def _float8(graph: Builder, resolved: Resolved, last: str) -> str:
     kind = device_kind(resolved.spec)
     does += {"cpu": "; emulated on a CPU", "auto": "; CUDA kernels on a GPU, emulated on a CPU"}.get(kind, "")
     return graph.add("setup", "setup.float8", does, args=args, axes=axes, after=((last, "model"),))
+
+
+@resumes("setup.qat", "weights group activations matrices")
+def _rounded(graph: Builder, resolved: Resolved, last: str) -> str:
+    qat, matrices, arch = resolved.formats.qat, resolved.scaled_matrices, resolved.architecture
+    if qat is None:
+        return last
+    count, numbers = sum(map(len, matrices.values())), count_text(matrix_numbers(arch, matrices))
+    does = f"round {plural(count, 'matrix')} of blocks, {numbers} numbers, for each product: {qat.words()}; gradients "
+    does += "pass through, parameters are not rounded"
+    others = [f"`{name}`, rows of {width}" for name, width in unfit_matrices(arch, 1, qat).items()]
+    others = ["experts"] * arch.is_moe + others
+    does += f"; not rounded: {', '.join(others)}" if others else ""
+    shares = qat.group == ROW or qat.activations != "none"
+    axes = resolved.wide("tp") if shares else ()
+    does += "; ranks of tp share scales" if axes else ""
+    args = {"weights": qat.weights, "group": qat.group, "activations": qat.activations}
+    args["matrices"] = {name: list(layers) for name, layers in matrices.items()}
+    return graph.add("setup", "setup.qat", does, args=args, axes=axes, after=((last, "model"),))
 
 
 @resumes(

@@ -158,6 +158,10 @@ def _formats(a: Plan, b: Plan) -> Iterator[Reason]:
     if compute != params:
         why = "forward and backward round differently; the state keeps its format"
         yield from _changed("precision.compute", compute, why, "rounding")
+    rounded = [plan.args("setup.qat") for plan in (a, b)]
+    if rounded[0] != rounded[1]:
+        change = " → ".join(map(_roundings, rounded))
+        yield safe("precision.qat", f"{change}; the state keeps its format", "rounding")
     products = [plan.args("setup.float8") for plan in (a, b)]
     if products[0] != products[1]:
         change = " → ".join(map(_products, products))
@@ -171,6 +175,15 @@ def _products(args: dict[str, Any]) -> str:
     if not args:
         return "no products in fp8"
     return f"{sum(map(len, args['matrices'].values()))} matrices in fp8, {args['recipe']}"
+
+
+def _roundings(args: dict[str, Any]) -> str:
+    """Return text on rounded matrices, from the arguments of their node."""
+    if not args:
+        return "no rounded matrices"
+    inputs = f", inputs to {args['activations']}" if args["activations"] != "none" else ""
+    count, group = sum(map(len, args["matrices"].values())), args["group"]
+    return f"{count} matrices rounded to {args['weights']} in groups of {group}{inputs}"
 
 
 def _early(a: Plan, b: Plan) -> Iterator[Reason]:

@@ -300,7 +300,12 @@ def _without_scale(spec: Spec, plan: Plan, files: Mapping[str, str], teacher: st
         },
         "adapter": None if spec.adapter is None else _adapter(spec.adapter, layers),
         "precision": attrs.evolve(
-            precision, params="fp64", compute="fp64", fp8=type(precision.fp8)(), matmul="highest"
+            precision,
+            params="fp64",
+            compute="fp64",
+            fp8=type(precision.fp8)(),
+            qat=type(precision.qat)(),
+            matmul="highest",
         ),
         "parallel": parallel,
         "activation": attrs.evolve(spec.activation, every=min(spec.activation.every, 2), tile_mlp=_tiles(spec)),

@@ -74,6 +74,8 @@ def uncovered_parts(spec: Spec, plan: Plan) -> Iterator[str]:
     formats = {spec.precision.params, spec.precision.compute} - {"auto", "fp64"}
     if "fp8" in formats:
         yield "products in fp8"
+    if spec.precision.rounded is not None:
+        yield "the rounding of weights by qat"
     if formats - {"fp8"}:
         yield f"rounding in {', '.join(sorted(formats - {'fp8'}))}: everything is computed in fp64"
     if spec.compile.mode != "none":

@@ -125,6 +125,10 @@ def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
         for name in settings_of(type(spec.precision.fp8)):
             why = f"compute is {spec.precision.compute}"
             _warn(spec, f"precision.fp8.{name}", why, "write `compute = fp8 { … }`, or remove it", found)
+    if spec.precision.rounded is None:
+        for name in settings_of(type(spec.precision.qat)).keys() - {"weights"}:
+            why = "qat.weights is none, so nothing is rounded"
+            _warn(spec, f"precision.qat.{name}", why, "write `qat { weights = int4 }`, or remove it", found)
     published = spec.checkpoint.enabled or any(action.publishes for _, action in spec.actions)
     if ema is not None and not published:
         _warn(spec, "ema.publish", "checkpoint.enabled is false, so no weights are saved", "remove it", found)

@@ -1,24 +1,22 @@
-"""Rules on modules: recomputation, attention kernels, tiles, quantized bases and fp8."""
+"""Rules on modules: recomputation, attention kernels, tiles and quantized bases."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from xtrain.contracts.actions import PlannedAction
-from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.data_components import row_link
-from xtrain.dsl.schema.precision import BLOCKS, RECIPES, Base
+from xtrain.dsl.schema.precision import BLOCKS, Base
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import HEAD, Architecture, BlockParameter, name_in_block
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.findings import Findings, checks
-from xtrain.plan.hardware import EXACT, FP8, NARROWEST
+from xtrain.plan.hardware import EXACT, NARROWEST
 from xtrain.plan.mesh import Layout, device_kind
-from xtrain.plan.parameters import fp8_matrices, frozen_names, idle_patterns, quantised_names, uneven_matrices
+from xtrain.plan.parameters import frozen_names, quantised_names
 from xtrain.plan.parameters import product_matrices as matrices_of
-from xtrain.plan.pipeline import ZERO_BUBBLE
 from xtrain.plan.resolved import exchanges, resolve_formats, resolve_tile, sums_positions
 
 
@@ -93,6 +91,7 @@ _CODE: Final[dict[str, tuple[str, Callable[[Spec, Layout], bool]]]] = {
         lambda spec, layout: spec.rollout is not None and spec.rollout.replay_routing,
     ),
     "precision.compute": ("products in fp8", lambda spec, layout: spec.precision.scaled is not None),
+    "precision.qat": ("rounded matrices", lambda spec, layout: spec.precision.rounded is not None),
 }
 
 
@@ -348,73 +347,3 @@ def _remedy(base: Base, widths: list[int], tp: int) -> str:
     if fitting:
         return f"write `base {base.kind} {{ block = {fitting[-1]} }}`"
     return "use a smaller tp, or leave `base` out" if tp > 1 else "leave `base` out"
-
-
-FP8_RULE: Final = "precision.fp8"
-FP8_CODE: Final = "X443"
-FP8_PATH: Final = "precision.compute"
-
-
-@checks(
-    "precision.fp8",
-    reads="precision.* model.* adapter adapter.* task parallel.tp.size parallel.pp.size parallel.pp.schedule "
-    "activation.tile_mlp cluster.preset launch.device",
-)
-def check_fp8(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
-    """Report models and devices that do not support fp8."""
-    fp8, tp = spec.precision.scaled, layout.size("tp")
-    if fp8 is None or found.failed:
-        return
-    for path, message, hint in (*_of_device(spec), *_of_settings(spec, arch)):
-        found.fail(FP8_RULE, FP8_CODE, path, message, hint)
-        return
-    matrices = fp8_matrices(arch, tp, fp8)
-    if matrices:
-        found.passed(FP8_RULE, f"{sum(map(len, matrices.values())):,} matrices are multiplied in fp8")
-        return
-    uneven = uneven_matrices(arch, tp, fp8)
-    message = "fp8 has nothing to multiply: `skip` leaves out all matrices of blocks"
-    hint = "use compute bf16"
-    if uneven:
-        name, width = next(iter(uneven.items()))
-        each = " on a rank" if tp > 1 else ""
-        message = f"fp8 has nothing to multiply: kernels need widths divisible by 16, and {name} is {width} wide{each}"
-        hint = "use widths divisible by 16, or compute bf16"
-    found.fail(FP8_RULE, FP8_CODE, FP8_PATH, message, hint)
-
-
-def _of_device(spec: Spec) -> list[tuple[str, str, str]]:
-    """Return faults of the device."""
-    fp8, sheet, kind = spec.precision.fp8, spec.cluster.data_sheet(), device_kind(spec)
-    if sheet is not None and kind != "cpu" and FP8 not in sheet.flops:
-        others = [name for name, each in CLUSTERS.items() if each.sheet is not None and FP8 in each.sheet.flops]
-        message = f"compute is fp8, which devices of cluster {spec.cluster.preset} do not support"
-        return [(FP8_PATH, message, f"use compute bf16, or a cluster with fp8: {', '.join(others)}")]
-    if kind == "cuda" and fp8.rest == "fp64":
-        message = "rest is fp64, and products in fp8 on cuda give bf16 or fp32"
-        return [("precision.fp8.rest", message, "use rest bf16; fp64 is for tests on a CPU")]
-    return []
-
-
-def _of_settings(spec: Spec, arch: Architecture) -> list[tuple[str, str, str]]:
-    """Return settings that conflict with fp8, and patterns that match nothing."""
-    fp8, beside = spec.precision.fp8, "use compute bf16"
-    if patterns := idle_patterns(arch, fp8):
-        owners = ", ".join(fp8_matrices(arch, 1, type(fp8)()))
-        return [("precision.fp8.skip", f"`{patterns[0]}` matches no matrix of a block", f"name some of {owners}")]
-    if spec.parallel.pp.size != 1 and spec.parallel.pp.schedule in ZERO_BUBBLE:
-        message = (
-            f"schedule {spec.parallel.pp.schedule} computes gradients of weights later, and a product in fp8 gives "
-        )
-        return [("parallel.pp.schedule", message + "both together", "use schedule interleaved_1f1b, or compute bf16")]
-    if arch.adapter is not None:
-        message = "compute is fp8, and an adapter is added to products that are not"
-        return [(FP8_PATH, message, f"{beside}, or remove `adapter`")]
-    if spec.precision.base.stores:
-        message = f"compute is fp8, and base {spec.precision.base.kind} computes matrices for each product"
-        return [(FP8_PATH, message, f"{beside}, or remove `base`")]
-    if fp8.chosen.scales_over_tokens and spec.activation.tile_mlp != 1:
-        message = f"recipe {fp8.recipe} has scales of all tokens, and tile_mlp multiplies some at a time"
-        free = next(name for name, each in RECIPES.items() if not each().scales_over_tokens)
-        return [("precision.fp8.recipe", message, f"use recipe {free}, or tile_mlp 1")]
-    return []

@@ -40,7 +40,8 @@ from xtrain.planner.graph.timeline import NOTHING_SCHEDULED, check_alerts, check
 from xtrain.planner.rules.elastic import Elastic, ValidatedSpec, settle_worlds
 from xtrain.planner.rules.idle import check_idle, check_idle_accumulation, check_usual
 from xtrain.planner.rules.layout import check_further, check_topology, fit_teacher
-from xtrain.planner.rules.modules import check_base, check_code, check_fp8, check_modules
+from xtrain.planner.rules.modules import check_base, check_code, check_modules
+from xtrain.planner.rules.products import check_fp8, check_qat
 from xtrain.planner.rules.schedule import check_beginning, check_phases, check_profiles, resumed_batch
 
 # Settings that decide whether an optimizer can update the model.
@@ -296,6 +297,7 @@ def validate(spec: Spec, world: int | None, found: Findings, counted: Counts | N
     check_topology(spec, arch, layout, batch, found)
     check_base(spec, arch, layout, found)
     check_fp8(spec, arch, layout, found)
+    check_qat(spec, arch, layout, found)
     check_stack(spec, found)
     check_bodies(spec, found)
     check_row_losses(spec, found)
@@ -349,6 +351,7 @@ def _validate_server(spec: Spec, world: int | None, found: Findings) -> Validate
     check_topology(training, arch, layout, batch, found)
     check_base(training, arch, layout, found)
     check_fp8(training, arch, layout, found)
+    check_qat(training, arch, layout, found)
     check_stack(training, found)
     check_modules(training, arch, layout, batch, found)
     check_further(training, layout, found)

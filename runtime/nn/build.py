@@ -1,7 +1,7 @@
 """Set-up nodes that build the model on the meta device and configure its computation.
 
 The model is compared with the plan's inventory name by name. Then follow frozen parameters, dropout, noise,
-temperature, fp8, recomputation, tiles and compilation.
+temperature, fp8, rounded matrices, recomputation, tiles and compilation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from torch import nn
 from torch._dynamo import config as dynamo
 
 from xtrain.dsl.schema.adapters import TaskAdapters
-from xtrain.dsl.schema.precision import RECIPES
+from xtrain.dsl.schema.precision import RECIPES, Qat
 from xtrain.plan.architecture import EMBEDDING, Architecture
 from xtrain.plan.hardware import kernel_on
 from xtrain.plan.mesh import fits, tensor_rules
@@ -243,6 +243,30 @@ def multiply_in_fp8(plan: Plan, model: ModelParts, rank: Rank, recipe: str, matr
     """
     check_device(rank.device)
     chosen = RECIPES[recipe]()
+    for module, cut in _linears(plan, model, matrices, "multiplied in fp8"):
+        module.scaled = Fp8Matrix(chosen, model.axes, cut, own_tokens=module.partial)
+
+
+@op("setup.qat")
+def round_matrices(
+    plan: Plan, model: ModelParts, weights: str, group: int | str, activations: str, matrices: dict[str, list[int]]
+) -> None:
+    """Round matrices of blocks for each product, and their inputs with `activations`. matrices: name inside a block →
+    its layers.
+
+    Raises PlanMismatch if one of them is not of a `Linear`.
+    """
+    from xtrain.runtime.nn.rounding import RoundedMatrix  # most runs round nothing
+
+    qat = Qat(weights=weights, group=group, activations=activations)  # pyright: ignore[reportArgumentType]
+    for module, cut in _linears(plan, model, matrices, "rounded"):
+        module.scaled = RoundedMatrix(qat, model.axes, cut)
+
+
+def _linears(
+    plan: Plan, model: ModelParts, matrices: dict[str, list[int]], what: str
+) -> Iterator[tuple[Linear, str | None]]:
+    """Yield the modules of matrices, and how tensor parallelism cuts each. Raises PlanMismatch for other modules."""
     wanted = {f"layers.{layer}.{name}" for name, layers in matrices.items() for layer in layers}
     rules = tensor_rules(plan.architecture) if model.axes.tensor is not None else ()
     for part in model.parts:
@@ -250,9 +274,8 @@ def multiply_in_fp8(plan: Plan, model: ModelParts, rank: Rank, recipe: str, matr
             if path not in wanted:
                 continue
             if not isinstance(module, Linear):
-                raise PlanMismatch(f"`{path}` is multiplied in fp8 by the plan, but a {type(module).__name__} is not")
-            cut = next((style for pattern, style in rules if fits(path, pattern)), None)
-            module.fp8 = Fp8Matrix(chosen, model.axes, cut, own_tokens=module.partial)
+                raise PlanMismatch(f"`{path}` is {what} by the plan, but a {type(module).__name__} is not")
+            yield module, next((style for pattern, style in rules if fits(path, pattern)), None)
 
 
 def check_device(device: torch.device) -> None:

@@ -72,7 +72,7 @@ class LatentAttention(AttentionModule):
     def keeps_latent(self) -> bool:
         """True if a cache has narrow vectors instead of keys and values, as in `LatentAttentionLayer.cached`."""
         matrix = self.kv_b_proj
-        return type(matrix) is Linear and matrix.quantised is None and matrix.fp8 is None
+        return type(matrix) is Linear and matrix.quantised is None and matrix.scaled is None
 
     def _newest(self, q_BSHN: Tensor, q_BSHP: Tensor, known_B1LC: Tensor, packing: DocumentLayout) -> Tensor:
         """Return the values [B, 1, H, V] of the newest position (section 2.1.2 of the paper).

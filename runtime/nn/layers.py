@@ -23,7 +23,7 @@ from xtrain.plan.mesh import piece
 from xtrain.runtime.base.user_parts import UserPart, failures_of
 from xtrain.runtime.nn.axes import Axes, TensorAxis, column_parallel_input, local, row_parallel_output
 from xtrain.runtime.nn.fused import Fusible, normed_and_turned, rms_norm, silu_times
-from xtrain.runtime.nn.number_formats import Fp8Matrix, QuantisedMatrix, on_device
+from xtrain.runtime.nn.number_formats import QuantisedMatrix, ScaledMatrix, on_device
 from xtrain.runtime.nn.recompute import TiledModule
 
 
@@ -165,11 +165,11 @@ ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 
 class Linear(nn.Linear):
     """x · Wᵀ, and the bias if there is one. `partial` as in `local`. quantised: storage of the matrix, if quantized;
-    fp8: its fp8 products, if it has any."""
+    scaled: its products in fp8 or of the rounded matrix, if it has any."""
 
     partial = False
     quantised: QuantisedMatrix | None = None
-    fp8: Fp8Matrix | None = None
+    scaled: ScaledMatrix | None = None
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -179,8 +179,8 @@ class Linear(nn.Linear):
         return self._product(input, bias)
 
     def _product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        if self.fp8 is not None:
-            out = self.fp8.product(x, local(self.weight, partial=self.partial))
+        if self.scaled is not None:
+            out = self.scaled.product(x, local(self.weight, partial=self.partial))
             return out if bias is None else out + bias
         if self.quantised is None:
             return F.linear(x, local(self.weight, partial=self.partial), bias)

@@ -39,8 +39,31 @@ class Scaled(NamedTuple):
         return Scaled(self.codes.t(), self.scale.t() if self.scale.ndim else self.scale)
 
 
+class ScaledMatrix:
+    """Products of a `Linear` whose matrix is not multiplied as stored. masks_inputs: the gradient of x needs x;
+    masks_weights: the gradient of the matrix needs the matrix."""
+
+    masks_inputs = masks_weights = False
+
+    def product(self, x: Tensor, weight_NK: Tensor) -> Tensor:
+        """Return x · Wᵀ."""
+        return _ScaledProduct.apply(x, weight_NK, self)  # pyright: ignore[reportReturnType]
+
+    def forward(self, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
+        """Return y [T, N]."""
+        raise NotImplementedError
+
+    def input_gradient(self, grad_TN: Tensor, weight_NK: Tensor, x_TK: Tensor) -> Tensor:
+        """Return the gradient of x [T, K]."""
+        raise NotImplementedError
+
+    def weight_gradient(self, grad_TN: Tensor, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
+        """Return the gradient of the weight [N, K]."""
+        raise NotImplementedError
+
+
 @frozen(eq=False)
-class Fp8Matrix:
+class Fp8Matrix(ScaledMatrix):
     """fp8 products of a `Linear`. cut: how tensor parallelism cuts its matrix. own_tokens: each of these ranks has
     other tokens."""
 
@@ -48,10 +71,6 @@ class Fp8Matrix:
     axes: Axes
     cut: str | None = None
     own_tokens: bool = False
-
-    def product(self, x: Tensor, weight_NK: Tensor) -> Tensor:
-        """Return x · Wᵀ."""
-        return _ScaledProduct.apply(x, weight_NK, self)  # pyright: ignore[reportReturnType]
 
     @property
     def _tensor(self) -> Groups:
@@ -74,7 +93,6 @@ class Fp8Matrix:
         return self._tensor if self.cut == "column" else ()
 
     def forward(self, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
-        """Return y [T, N]."""
         recipe = self.recipe
         if recipe.scales == "row":
             x, weight = self._scaled((x_TK, E4M3, 1, self.inputs), (weight_NK, E4M3, 1, self.inputs))
@@ -85,16 +103,14 @@ class Fp8Matrix:
             )
         return _multiplied(x, weight.turned, x_TK.dtype, fast=True)
 
-    def input_gradient(self, grad_TN: Tensor, weight_NK: Tensor) -> Tensor:
-        """Return the gradient of x [T, K]."""
+    def input_gradient(self, grad_TN: Tensor, weight_NK: Tensor, x_TK: Tensor | None = None) -> Tensor:
         recipe = self.recipe
         whole = (weight_NK, E4M3, None, self._tensor if self.cut else ())
         weight = whole if recipe.scales == "tensor" or recipe.whole_weight else (weight_NK, E4M3, 0, self.outputs)
         gradient, matrix = self._scaled(self._gradient(grad_TN), weight)
         return _multiplied(gradient, matrix, grad_TN.dtype)
 
-    def weight_gradient(self, grad_TN: Tensor, x_TK: Tensor) -> Tensor:
-        """Return the gradient of the weight [N, K]."""
+    def weight_gradient(self, grad_TN: Tensor, x_TK: Tensor, weight_NK: Tensor | None = None) -> Tensor:
         recipe = self.recipe
         if not recipe.weight_gradient:
             return grad_TN.t() @ x_TK
@@ -111,14 +127,14 @@ class Fp8Matrix:
         return grad_TN, E5M2 if self.recipe.wide_gradients else E4M3, None, (*self.outputs, *self.tokens)
 
     def _scaled(self, *wanted: "_Wanted") -> "tuple[Scaled, Scaled]":
-        one, other = (_largest(x, dim) for x, _, dim, _ in wanted)
+        one, other = (largest_of(x, dim) for x, _, dim, _ in wanted)
         groups = [matrix[3] for matrix in wanted]
         if groups[0] == groups[1]:  # one message for both
-            both = _over(torch.cat((one.flatten(), other.flatten())), groups[0]) if groups[0] else None
+            both = over_ranks(torch.cat((one.flatten(), other.flatten())), groups[0]) if groups[0] else None
             if both is not None:
                 one, other = both[: one.numel()].view_as(one), both[one.numel() :].view_as(other)
         else:
-            one, other = _over(one, groups[0]), _over(other, groups[1])
+            one, other = over_ranks(one, groups[0]), over_ranks(other, groups[1])
         powers = self.recipe.powers_of_two
         first, second = (
             _in_codes(x, largest, format, powers)
@@ -132,14 +148,14 @@ _Wanted = tuple[Tensor, torch.dtype, int | None, Groups]
 share them."""
 
 
-def _largest(x: Tensor, dim: int | None) -> Tensor:
+def largest_of(x: Tensor, dim: int | None) -> Tensor:
     """Return the largest absolute value of all, or along a dim, which is kept."""
     if dim is None:
         return torch.linalg.vector_norm(x, torch.inf)
     return torch.linalg.vector_norm(x, torch.inf, dim, keepdim=True)
 
 
-def _over(largest: Tensor, groups: Sequence[ProcessGroup]) -> Tensor:
+def over_ranks(largest: Tensor, groups: Sequence[ProcessGroup]) -> Tensor:
     for group in groups:
         largest = all_reduce(largest, group, "max")
     return largest
@@ -199,12 +215,14 @@ def _kernel(
 
 
 class _ScaledProduct(torch.autograd.Function):
-    """Product that saves its unscaled inputs and converts them to codes again in the backward."""
+    """Product that saves its unscaled inputs and converts or rounds them again in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_NK: Tensor, matrix: Fp8Matrix) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight_NK: Tensor, matrix: ScaledMatrix) -> Tensor:
         gradient, matrix_gradient, _ = ctx.needs_input_grad
-        ctx.save_for_backward(x if matrix_gradient else None, weight_NK if gradient else None)
+        keeps_x = matrix_gradient or (gradient and matrix.masks_inputs)
+        keeps_weight = gradient or (matrix_gradient and matrix.masks_weights)
+        ctx.save_for_backward(x if keeps_x else None, weight_NK if keeps_weight else None)
         ctx.matrix = matrix
 
         def make() -> tuple[Tensor]:
@@ -217,12 +235,13 @@ class _ScaledProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         (x, weight_NK), (grad,) = ctx.saved_tensors, grad_outputs
-        matrix: Fp8Matrix = ctx.matrix
+        matrix: ScaledMatrix = ctx.matrix
         grad_TN, grad_x, grad_weight = grad.flatten(0, -2), None, None
+        x_TK: Any = None if x is None else x.flatten(0, -2)
         if ctx.needs_input_grad[0]:
-            grad_x = matrix.input_gradient(grad_TN, weight_NK).view(*grad.shape[:-1], weight_NK.shape[1])
+            grad_x = matrix.input_gradient(grad_TN, weight_NK, x_TK).view(*grad.shape[:-1], weight_NK.shape[1])
         if ctx.needs_input_grad[1]:
-            grad_weight = matrix.weight_gradient(grad_TN, x.flatten(0, -2))
+            grad_weight = matrix.weight_gradient(grad_TN, x_TK, weight_NK)
         return grad_x, grad_weight, None
 
 

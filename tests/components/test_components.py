@@ -69,7 +69,7 @@ OTHER_THINGS = {
         *("plan/hardware.py", "dsl/schema/precision.py", "dsl/schema/model.py", "dsl/schema/model_config.py"),
         *("plan/coded_weights.py", "runtime/store/stored_weights.py", "planner/review/small_scope.py"),
     ),
-    "int8": ("components/sources/tokens_run.py",),  # a type of arrays
+    "int8": ("components/sources/tokens_run.py", "dsl/schema/precision.py"),  # a type of arrays, and of `qat`
     "ddp": ("dsl/starter.py",),  # a starter
     "cross_entropy": ("runtime/inspect/repeats.py",),  # a field of a step
     "rowwise": ("runtime/inspect/code_ranks.py",),  # a style of transformers

@@ -109,6 +109,8 @@ EXEMPT = {
     "activation.tile_mlp": "of blocks without experts: tests/planner/test_graph.py",
     **dict.fromkeys(("precision.fp8.recipe", "precision.fp8.rest", "precision.fp8.skip"),
         "of compute fp8: tests/planner/test_fp8.py"),
+    **dict.fromkeys((f"precision.qat.{name}" for name in ("weights", "group", "activations", "skip")),
+        "of quantization-aware training: tests/planner/test_qat.py"),
     "adapter": "in which nothing of the model is frozen: tests/planner/test_adapters.py",
     "parallel.deepspeed.stage": "of its stack alone: tests/planner/test_deepspeed.py",
     **dict.fromkeys(

@@ -527,7 +527,8 @@ def vars_of(kind: type, **methods: Any) -> None:
 
 @mutation
 def own_scales() -> None:
-    """A rank scales what it multiplies in fp8 by its own largest number."""
-    from xtrain.runtime.nn import number_formats as fp8
+    """A rank scales what it multiplies in fp8, or rounds, by its own largest number."""
+    from xtrain.runtime.nn import number_formats, rounding
 
-    vars(fp8)["_over"] = lambda largest, groups: largest
+    for module in (number_formats, rounding):
+        vars(module)["over_ranks"] = lambda largest, groups: largest

@@ -56,7 +56,7 @@ def test_products_and_gradients_are_torchaos(recipe, dtype):
     out.backward(gradient)
     ours, own = Linear(32, 48, bias=True).to(dtype), x.clone().requires_grad_()
     ours.weight.data, ours.bias.data = weight.clone(), bias
-    ours.fp8 = Fp8Matrix(RECIPES[recipe](), Axes())
+    ours.scaled = Fp8Matrix(RECIPES[recipe](), Axes())
     made = ours(own)
     made.backward(gradient)
     assert torch.equal(made, out)

@@ -1,0 +1,129 @@
+"""Rules on products of matrices that are not multiplied as stored: fp8, and quantization-aware training."""
+
+from typing import Final
+
+from attrs import evolve
+
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.dsl.schema.precision import RECIPES, Products
+from xtrain.dsl.spec import Spec
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.findings import Findings, checks
+from xtrain.plan.hardware import FP8
+from xtrain.plan.mesh import Layout, device_kind
+from xtrain.plan.parameters import idle_patterns, scaled_matrices, unfit_matrices
+from xtrain.plan.pipeline import ZERO_BUBBLE
+
+FP8_RULE: Final = "precision.fp8"
+FP8_CODE: Final = "X443"
+FP8_PATH: Final = "precision.compute"
+
+
+@checks(
+    "precision.fp8",
+    reads="precision.* model.* adapter adapter.* task parallel.tp.size parallel.pp.size parallel.pp.schedule "
+    "activation.tile_mlp cluster.preset launch.device",
+)
+def check_fp8(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
+    """Report models and devices that do not support fp8."""
+    fp8, tp = spec.precision.scaled, layout.size("tp")
+    if fp8 is None or found.failed:
+        return
+    for path, message, hint in (*_of_device(spec), *_of_settings(spec, arch)):
+        found.fail(FP8_RULE, FP8_CODE, path, message, hint)
+        return
+    matrices = scaled_matrices(arch, tp, fp8)
+    if matrices:
+        found.passed(FP8_RULE, f"{sum(map(len, matrices.values())):,} matrices are multiplied in fp8")
+        return
+    uneven = unfit_matrices(arch, tp, fp8)
+    message = "fp8 has nothing to multiply: `skip` leaves out all matrices of blocks"
+    hint = "use compute bf16"
+    if uneven:
+        name, width = next(iter(uneven.items()))
+        each = " on a rank" if tp > 1 else ""
+        message = f"fp8 has nothing to multiply: kernels need widths divisible by 16, and {name} is {width} wide{each}"
+        hint = "use widths divisible by 16, or compute bf16"
+    found.fail(FP8_RULE, FP8_CODE, FP8_PATH, message, hint)
+
+
+def _of_device(spec: Spec) -> list[tuple[str, str, str]]:
+    """Return faults of the device."""
+    fp8, sheet, kind = spec.precision.fp8, spec.cluster.data_sheet(), device_kind(spec)
+    if sheet is not None and kind != "cpu" and FP8 not in sheet.flops:
+        others = [name for name, each in CLUSTERS.items() if each.sheet is not None and FP8 in each.sheet.flops]
+        message = f"compute is fp8, which devices of cluster {spec.cluster.preset} do not support"
+        return [(FP8_PATH, message, f"use compute bf16, or a cluster with fp8: {', '.join(others)}")]
+    if kind == "cuda" and fp8.rest == "fp64":
+        message = "rest is fp64, and products in fp8 on cuda give bf16 or fp32"
+        return [("precision.fp8.rest", message, "use rest bf16; fp64 is for tests on a CPU")]
+    return []
+
+
+def _of_settings(spec: Spec, arch: Architecture) -> list[tuple[str, str, str]]:
+    """Return settings that conflict with fp8, and patterns that match nothing."""
+    fp8, instead = spec.precision.fp8, "use compute bf16"
+    if spec.precision.rounded is not None:
+        message = "compute is fp8, and `qat` rounds the matrices of the same products"
+        return [(FP8_PATH, message, f"{instead}, or remove `qat`")]
+    if faults := _in_common(spec, arch, fp8, "precision.fp8", ("compute is fp8", "a product in fp8"), instead):
+        return faults
+    if fp8.chosen.scales_over_tokens and spec.activation.tile_mlp != 1:
+        message = f"recipe {fp8.recipe} has scales of all tokens, and tile_mlp multiplies some at a time"
+        free = next(name for name, each in RECIPES.items() if not each().scales_over_tokens)
+        return [("precision.fp8.recipe", message, f"use recipe {free}, or tile_mlp 1")]
+    return []
+
+
+def _in_common(
+    spec: Spec, arch: Architecture, products: Products, block: str, words: tuple[str, str], instead: str
+) -> list[tuple[str, str, str]]:
+    """Return settings that conflict with fp8 and with rounded matrices, and patterns that match nothing. words: for the
+    setting and for such a product. instead: a remedy."""
+    (setting, product), path = words, FP8_PATH if block == "precision.fp8" else f"{block}.weights"
+    if patterns := idle_patterns(arch, products):
+        owners = ", ".join(scaled_matrices(arch, 1, evolve(products, skip=())))
+        return [(f"{block}.skip", f"`{patterns[0]}` matches no matrix of a block", f"name some of {owners}")]
+    if spec.parallel.pp.size != 1 and spec.parallel.pp.schedule in ZERO_BUBBLE:
+        message = f"schedule {spec.parallel.pp.schedule} computes gradients of weights later, and {product} gives "
+        return [("parallel.pp.schedule", f"{message}both together", f"use schedule interleaved_1f1b, or {instead[4:]}")]
+    if arch.adapter is not None:
+        message = f"{setting}, and an adapter is added to products that are not"
+        return [(path, message, f"{instead}, or remove `adapter`")]
+    if spec.precision.base.stores:
+        message = f"{setting}, and base {spec.precision.base.kind} computes matrices for each product"
+        return [(path, message, f"{instead}, or remove `base`")]
+    return []
+
+
+QAT_RULE: Final = "precision.qat"
+
+
+@checks(
+    "precision.qat",
+    reads="precision.* model.* adapter adapter.* task parallel.tp.size parallel.pp.size parallel.pp.schedule",
+)
+def check_qat(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
+    """Report models that quantization-aware training does not support."""
+    qat, tp = spec.precision.rounded, layout.size("tp")
+    if qat is None or found.failed:
+        return
+    words = (f"qat rounds weights to {qat.weights}", "a product of rounded matrices")
+    path, message, hint, matrices = QAT_RULE, "", "", scaled_matrices(arch, 1, qat)
+    if faults := _in_common(spec, arch, qat, QAT_RULE, words, "remove `qat`"):
+        ((path, message, hint),) = faults
+    elif not matrices:
+        unfit = unfit_matrices(arch, 1, qat)
+        message, hint = "qat has nothing to round: `skip` leaves out all matrices of blocks", "remove `qat`"
+        if unfit:
+            name, width = next(iter(unfit.items()))
+            message = f"qat has nothing to round: rows of {name} have {width} numbers, not divisible by {qat.group}"
+            path, hint = f"{QAT_RULE}.group", "use a smaller group, or group row"
+    elif (on_ranks := unfit_matrices(arch, tp, qat)).keys() & matrices:
+        name = next(each for each in on_ranks if each in matrices)
+        message = f"tp {tp} cuts groups of {qat.group}: of {name} a rank has rows of {on_ranks[name]} numbers"
+        path, hint = f"{QAT_RULE}.group", "use a smaller group, group row, or a smaller tp"
+    if message:
+        found.fail(QAT_RULE, FP8_CODE, path, message, hint)
+    else:
+        found.passed(QAT_RULE, f"{sum(map(len, matrices.values())):,} matrices are rounded to {qat.weights}")

@@ -1,0 +1,121 @@
+"""Rounded matrices and inputs of products, for quantization-aware training.
+
+A weight becomes integer · scale, where a group of a row shares the scale: its largest magnitude / 7.5 (int4) or 127.5
+(int8). An input becomes (integer - zero) · scale, with the scale and the zero point of its token's range. Gradients
+pass through the rounding, and are zero where it saturates. Formulas and order of operations follow torchao
+(`IntxFakeQuantizer`; Jacob et al. 2018, arXiv 1712.05877).
+"""
+
+from typing import Final, NamedTuple
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from xtrain.dsl.schema.precision import ROW, Qat
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.number_formats import Groups, ScaledMatrix, largest_of, over_ranks
+
+INPUTS: Final = (-128, 127)
+
+
+class Grid(NamedTuple):
+    """Scales of groups of numbers, the integers of 0, and the ends of the integers."""
+
+    scale: Tensor
+    zero: Tensor | None
+    low: int
+    high: int
+
+    def integers(self, x: Tensor) -> Tensor:
+        """Return the integers of x [.., groups, numbers], before saturation, as floating point numbers."""
+        rounded = (x * self.scale.reciprocal()).round_()
+        return rounded if self.zero is None else rounded.add_(self.zero)
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return integer · scale, in the number format of x."""
+        rounded = self.integers(x).clamp_(self.low, self.high).to(x.dtype)
+        if self.zero is not None:
+            rounded.sub_(self.zero)
+        return rounded.mul_(self.scale) if rounded.dtype == self.scale.dtype else (rounded * self.scale).to(x.dtype)
+
+    def gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient of x; grad: the gradient of its values."""
+        integers = self.integers(x)
+        saturated = (integers < self.low) | (integers > self.high)
+        del integers
+        scaled = (grad * self.scale).to(grad.dtype).to(self.scale.dtype)
+        return scaled.masked_fill_(saturated, 0).mul_(self.scale.reciprocal()).to(grad.dtype)
+
+
+def weight_grid(weight_NGM: Tensor, bits: int, groups: Groups = ()) -> Grid:
+    """Return the grid of a matrix [N, G, M] with G groups in a row. groups: ranks that hold the rest of the rows."""
+    high = 2 ** (bits - 1) - 1
+    scale = (over_ranks(largest_of(weight_NGM, -1), groups) / (high + 0.5)).clamp_(
+        min=torch.finfo(weight_NGM.dtype).smallest_normal
+    )
+    return Grid(scale.to(_exact(weight_NGM)), None, -high - 1, high)
+
+
+def input_grid(x_TK: Tensor, groups: Groups = ()) -> Grid:
+    """Return the grid of inputs [T, K]. groups: ranks that hold the rest of a token."""
+    ends = torch.stack((x_TK.amin(-1, keepdim=True).neg_(), x_TK.amax(-1, keepdim=True))).clamp_(min=0)
+    below, above = over_ranks(ends, groups)
+    low, high = INPUTS
+    scale = ((above + below) / (high - low)).clamp_(min=torch.finfo(x_TK.dtype).smallest_normal)
+    zero = (low - (-below / scale).round_()).clamp_(low, high)
+    return Grid(scale.to(_exact(x_TK)), zero, low, high)
+
+
+def _exact(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+@frozen(eq=False)
+class RoundedMatrix(ScaledMatrix):
+    """Products of a `Linear` with its rounded matrix. cut: how tensor parallelism cuts it."""
+
+    qat: Qat
+    axes: Axes
+    cut: str | None = None
+
+    masks_weights = True
+
+    @property
+    def masks_inputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.qat.activations != "none"
+
+    @property
+    def _inputs(self) -> Groups:
+        """The groups whose ranks have the other inputs of a token."""
+        return (self.axes.tensor.group,) if self.cut == "row" and self.axes.tensor is not None else ()
+
+    def forward(self, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
+        """Return y [T, N]."""
+        weight = self._weight(weight_NK)
+        return self._input(x_TK) @ weight.t()
+
+    def input_gradient(self, grad_TN: Tensor, weight_NK: Tensor, x_TK: Tensor) -> Tensor:
+        """Return the gradient of x [T, K]."""
+        grad_TK = grad_TN @ self._weight(weight_NK)
+        return grad_TK if self.qat.activations == "none" else input_grid(x_TK, self._inputs).gradient(grad_TK, x_TK)
+
+    def weight_gradient(self, grad_TN: Tensor, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
+        """Return the gradient of the weight [N, K]."""
+        grad_NGM = self._in_groups(grad_TN.t() @ self._input(x_TK))
+        grid, weight_NGM = self._grid(weight_NK)
+        return grid.gradient(grad_NGM, weight_NGM).view_as(weight_NK)
+
+    def _input(self, x_TK: Tensor) -> Tensor:
+        return x_TK if self.qat.activations == "none" else input_grid(x_TK, self._inputs).values(x_TK)
+
+    def _weight(self, weight_NK: Tensor) -> Tensor:
+        grid, weight_NGM = self._grid(weight_NK)
+        return grid.values(weight_NGM).view_as(weight_NK)
+
+    def _grid(self, weight_NK: Tensor) -> tuple[Grid, Tensor]:
+        weight_NGM = self._in_groups(weight_NK)
+        return weight_grid(weight_NGM, self.qat.bits, self._inputs if self.qat.group == ROW else ()), weight_NGM
+
+    def _in_groups(self, matrix_NK: Tensor) -> Tensor:
+        return matrix_NK.unflatten(-1, (-1, matrix_NK.shape[-1] if self.qat.group == ROW else int(self.qat.group)))
