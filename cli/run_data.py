@@ -13,7 +13,7 @@ from xtrain.cli.data_show import shown
 from xtrain.cli.verb import Refused, say_own_code
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
 
@@ -111,6 +111,18 @@ class RunData:
                 for dataset in named:
                     found[dataset.name] += _numbered(dataset, numbered[2], int(numbered[3]), text)
         return {name: np.unique(np.array(documents, dtype=np.int64)) for name, documents in found.items()}
+
+    def rows(self, step: int) -> "Iterator[tuple[str, list[bytes]]]":
+        """Yield the name and the tokens of each row of a step, counted from 1, sorted by name."""
+        for stretch in self.runs[-1].stretches:
+            if stretch.first < step <= stretch.end:
+                found = []
+                for number, cursor in zip(*(each.tolist() for each in stretch.curriculum.rows(step - 1)), strict=True):
+                    dataset = stretch.datasets[number]
+                    row = dataset.order.row(cursor)[1]
+                    tokens = [part.tobytes() for part in dataset.reader.row(row).segments]
+                    found.append((f"{dataset.name}#{row}", tokens))
+                yield from sorted(found)
 
     def recorded(self, steps: "set[int]", directory: Path) -> "dict[int, StepMetrics]":
         """Return the records of some steps, counted from 1."""

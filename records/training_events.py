@@ -323,6 +323,15 @@ class RowLossesEvent(Event, tag="row_losses"):
     tokens: Annotated[list[int], doc("valid tokens of each row", "tokens")]
 
 
+class DigestsEvent(Event, tag="digests"):
+    """digests of the state after a step, with `digests` ([replay.md](replay.md#where-two-runs-part))"""
+
+    parameters: Annotated[dict[str, str], doc("digest of each parameter")]
+    gradients: Annotated[
+        dict[str, str], doc("digest of each gradient as the optimizer took it; empty before the first step of a start")
+    ]
+
+
 class ProfileEvent(Event, tag="profile"):
     """a profile is complete ([profiling.md](profiling.md))"""
 

@@ -25,8 +25,8 @@ from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder
 COMPARED: Final = ("loss", "objective", "grad_norm", "lr")
 """Recorded numbers of a step that depend on nothing but the state and the rows."""
 _DIGITS: Final = 8
-Logged = Literal["", "steps", "rows"]
-"""Additional records of a replay: none, of every step, or also of every row."""
+Logged = Literal["", "steps", "rows", "digests"]
+"""Additional records of a replay: none, of every step, also of every row, or also digests of every step."""
 
 
 @frozen(kw_only=True)
@@ -85,7 +85,7 @@ class ReplayWindow:
         name = f"{plan.spec} (as planned)"
         loaded = load_spec(name, given, {name: plan.spec_text})
         if (spec := loaded.spec) is not None:
-            ticks, events = (*_within(spec.ticks), *_ticks(logs)), _within(spec.events)
+            ticks, events = (*_within(spec.ticks), *_ticks(logs)), (*_within(spec.events), *_events(logs))
             # Trackers have the records of the run already.
             loaded = evolve(loaded, spec=evolve(spec, log=type(spec.log)(), ticks=ticks, events=events))
         compiled = plan_from_loaded(loaded, world)
@@ -121,8 +121,15 @@ def _ticks(logs: Logged) -> tuple[Tick, ...]:
     if not logs:
         return ()
     wanted = [kind for kind in ACTIONS.values() if kind.records and kind.default_ticks]
-    wanted += [kind for kind in ACTIONS.values() if kind.reads_token_losses] if logs == "rows" else []
+    wanted += [kind for kind in ACTIONS.values() if kind.reads_token_losses and logs == "rows"]
+    wanted += [kind for kind in ACTIONS.values() if kind.digests and logs == "digests"]
     return (Tick(actions=tuple(kind() for kind in wanted), every=Quantity(1, "steps")),)
+
+
+def _events(logs: Logged) -> tuple[OnEvent, ...]:
+    """Return what records digests of the checkpoint."""
+    kinds = [kind for kind in ACTIONS.values() if kind.digests and logs == "digests"]
+    return tuple(OnEvent(event="start", actions=(kind(),)) for kind in kinds)
 
 
 def _set(path: str, value: str) -> str:

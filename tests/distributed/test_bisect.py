@@ -1,0 +1,138 @@
+"""`xtrain bisect`: the step, node and tensor in which two runs part, from digests of records or of replays."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from forking import ForkedCommand
+from projects import Project, events
+from torch import Tensor
+
+from xtrain.components.actions import digests_torch
+from xtrain.components.actions.digests_torch import PRIME, hashes
+
+HOOK = '''
+from xtrain import RunContext, hook
+
+@hook("before_optimizer", changes="gradients")
+def weaken(context: RunContext, at: int):
+    """One gradient, in one step."""
+    if context.step == at:
+        for name, parameter in context.model.named_parameters():
+            if name == "layers.0.mlp.up_proj.weight":
+                parameter.grad.mul_(0.5)
+'''
+MORE = """
+use "hooks.py"
+hook weaken { at = 99 }
+every 4 steps log
+every 4 steps checkpoint
+checkpoint { keep = none }
+parallel { fsdp 2 }
+"""
+
+
+def called(project: Project, *arguments: str) -> tuple[int, str, str]:
+    process = ForkedCommand([*arguments], project.folder, project.environment)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode is not None
+    return process.returncode, out, err
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    found = Project(tmp_path)
+    (tmp_path / "hooks.py").write_text(HOOK)
+    return found
+
+
+def train(project: Project, name: str, more: str, *sets: str) -> Path:
+    spec = project.spec(steps=12, more=more)
+    path = project.folder / spec
+    path.write_text(path.read_text().replace("every 1 step log\n", ""))
+    words = [word for each in (f'workspace.run="{name}"', *sets) for word in ("--set", each)]
+    process = project.start(spec, *words, "--ui", "none")
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return project.folder / "runs" / "tiny" / name
+
+
+def test_replays_show_the_gradient_that_was_changed(project: Project):
+    train(project, "one", MORE)
+    train(project, "two", MORE)
+    train(project, "three", MORE, "hook.weaken.at=7")
+    code, out, err = called(project, "bisect", "one", "two", "--json")
+    assert (code, json.loads(out)["compared"]) == (0, 3), err
+    code, out, err = called(project, "bisect", "one", "three", "--recorded")
+    assert code == 1 and "equal up to step 4\n  step 8: loss, node step.forward_backward" in out, err
+    for _ in range(2):  # the second call replays nothing
+        code, out, err = called(project, "bisect", "one", "three", "--json")
+        found = json.loads(out)
+        assert (code, found["step"], found["quantity"], found["traced"]) == (1, 7, "gradients", True), err
+        assert (found["tensors"], found["rows"], found["notes"]) == (["layers.0.mlp.up_proj.weight"], "equal", [])
+    starts = [len(events(path, "run_start")) for path in (project.folder / "runs" / "tiny-replays").iterdir()]
+    assert starts == [1, 1]
+    for arguments, status, words in (
+        (("bisect", "one", "one"), 2, "both arguments are the same run"),
+        (("bisect", "one", "none"), 3, "there is no run at none"),
+        (("bisect", "one", "three", "--world", "0"), 2, "`0` is not a number of ranks"),
+    ):
+        code, out, err = called(project, *arguments)
+        assert (code, words in err) == (status, True), (arguments, code, err)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["fsdp 2", "tp 2, fsdp 2", "pp 2", "fsdp 1 { replicate = 2 }, tp 2"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_digests_do_not_depend_on_the_layout(project: Project, layout: str, tied: bool):
+    """Of the parameters that the run begins with; later ones differ by rounding."""
+    found = []
+    for name, parallel in (("alone", ""), ("other", f"parallel {{ {layout} }}")):
+        spec = project.spec(steps=1, tied=tied, more=f"on start digests\n{parallel}")
+        text = (project.folder / spec).read_text().replace("layers = 1", "layers = 2")
+        (project.folder / spec).write_text(text)
+        found += events(project.run(spec, root=name), "digests")[:1]
+    assert found[0]["parameters"] == found[1]["parameters"] and len(found[0]["parameters"]) > 15
+    assert len({*found[0]["parameters"].values()}) > 10
+
+
+def total(tensor: Tensor) -> list[int]:
+    return [int(each) % PRIME for each in sum(hashes(tensor, tensor), torch.zeros(2, dtype=torch.int64))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.uint8])
+def test_every_bit_and_every_place_changes_a_digest(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    tensor = torch.arange(60).view(3, 4, 5).to(dtype)
+    whole = total(tensor)
+    monkeypatch.setattr(digests_torch, "AT_ONCE", 7)
+    assert total(tensor) == whole
+    for place in range(60):
+        other = tensor.clone()
+        other.view(-1)[place] += 1
+        assert all(one != two for one, two in zip(total(other), whole, strict=True)), place
+    assert total(tensor.transpose(0, 1).contiguous()) != whole
+    assert total(tensor.flip(0)) != whole
+
+
+@pytest.mark.parametrize(
+    "moments", [(0.7, 2.5), pytest.param((0.2, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8), marks=pytest.mark.slow)]
+)
+def test_a_killed_search_is_resumed_by_the_same_call(project: Project, moments: tuple[float, ...]):
+    more = MORE.replace("parallel { fsdp 2 }\n", "")
+    train(project, "one", more)
+    train(project, "three", more, "hook.weaken.at=5")
+    for seconds in moments:
+        process = ForkedCommand(["bisect", "one", "three", "--json"], project.folder, project.environment)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate(timeout=60)
+    code, out, _ = called(project, "bisect", "one", "three", "--json")
+    found = json.loads(out)  # in the first step after the checkpoint
+    assert (code, found["step"], found["quantity"], found["before"], found["traced"]) == (1, 5, "gradients", 4, True)
+    assert len([*(project.folder / "runs" / "tiny-replays").iterdir()]) == 2
