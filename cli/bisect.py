@@ -84,7 +84,7 @@ def _replayed(directories: list[Path], found: "Parting", world: int | None, note
     for directory in directories:
         enter(directory)
         window = ReplayWindow.of(directory, (found.before or 0) + 1, found.step)
-        replay, code = replayed(window, [], world, "none", "digests")
+        replay, code = replayed(window, [], world, "none", "tensors")
         if replay is None:
             raise Refused(code or 1, "xtrain bisect: a replay did not get to its end; the same command resumes it")
         if different := [

@@ -24,8 +24,8 @@ DESCRIPTION = (
     "request. Nothing is executed."
 )
 EPILOG = """\
-BASE and HEAD are specs, saved plans, or files of a git revision, REVISION:PATH as `git show` takes them. The policy is
-that of BASE, so that a change cannot weaken the policy that it is reviewed by.
+BASE and HEAD are specs, saved plans, or files of a git revision, REVISION:PATH as `git show` takes them. The policy
+comes from BASE, so that a change cannot weaken the policy that it is reviewed by.
 
 examples:
   xtrain review main:specs/quickstart.xtrain specs/quickstart.xtrain

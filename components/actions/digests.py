@@ -20,7 +20,7 @@ class DigestsAction(PlannedAction):
     kind: ClassVar[str] = "digests"
     records = True
     reads_parameters = True
-    digests = True
+    records_digests = True
 
     @property
     def reads_gradients(self) -> bool:

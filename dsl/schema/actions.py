@@ -50,7 +50,7 @@ class Action(Component):
     """The action reads individual parameters of the model."""
     reads_token_losses: ClassVar[bool] = False
     """The action needs the cross-entropy of each token of a step."""
-    digests: ClassVar[bool] = False
+    records_digests: ClassVar[bool] = False
     """The action records digests of the model's tensors."""
     uses_averages: ClassVar[bool] = False
     """The action uses the averaged weights if the spec says so."""

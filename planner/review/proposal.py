@@ -7,6 +7,7 @@ from typing import Final
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema.blocks import REQUIRED
 from xtrain.dsl.schema.run import Policy
 from xtrain.dsl.values import Quantity
 from xtrain.lazy_attrs import frozen
@@ -19,14 +20,7 @@ from xtrain.text.units import plural
 MOST_VALUES: Final = 40
 LONGEST_VALUE: Final = 80
 # A spec that lacks nothing but a policy.
-_WITHOUT_POLICY: Final = """
-experiment policy { budget = 1 step }
-model qwen3 { dim = 32, layers = 1, heads = 2 }
-tokenizer bytes
-dataset made { source = synthetic() }
-batch { sequence = 64 }
-optimizer adamw { lr = 1e-3 }
-"""
+_WITHOUT_POLICY: Final = "\n".join((*REQUIRED.values(), 'dataset records { source = jsonl("records.jsonl") }', ""))
 # Setting of a policy → amount and its unit, and 1 if it is the most, −1 if it is the least.
 _LIMITS: Final = {
     "max_cost": ("cost", "count", 1),

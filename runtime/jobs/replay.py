@@ -25,8 +25,8 @@ from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder
 COMPARED: Final = ("loss", "objective", "grad_norm", "lr")
 """Recorded numbers of a step that depend on nothing but the state and the rows."""
 _DIGITS: Final = 8
-Logged = Literal["", "steps", "rows", "digests"]
-"""Additional records of a replay: none, of every step, also of every row, or also digests of every step."""
+Logged = Literal["", "steps", "rows", "tensors"]
+"""Additional records of a replay: none, of every step, also of every row, or also of every tensor."""
 
 
 @frozen(kw_only=True)
@@ -122,13 +122,13 @@ def _ticks(logs: Logged) -> tuple[Tick, ...]:
         return ()
     wanted = [kind for kind in ACTIONS.values() if kind.records and kind.default_ticks]
     wanted += [kind for kind in ACTIONS.values() if kind.reads_token_losses and logs == "rows"]
-    wanted += [kind for kind in ACTIONS.values() if kind.digests and logs == "digests"]
+    wanted += [kind for kind in ACTIONS.values() if kind.records_digests and logs == "tensors"]
     return (Tick(actions=tuple(kind() for kind in wanted), every=Quantity(1, "steps")),)
 
 
 def _events(logs: Logged) -> tuple[OnEvent, ...]:
     """Return what records digests of the checkpoint."""
-    kinds = [kind for kind in ACTIONS.values() if kind.digests and logs == "digests"]
+    kinds = [kind for kind in ACTIONS.values() if kind.records_digests and logs == "tensors"]
     return tuple(OnEvent(event="start", actions=(kind(),)) for kind in kinds)
 
 

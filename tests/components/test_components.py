@@ -105,6 +105,11 @@ OTHER_THINGS = {
     ),
     "memory_snapshot": ("components/actions/memory_snapshot_torch.py",),
     "row_losses": ("runtime/inspect/repeats.py",),  # a field of a batch
+    "digests": (  # of documents
+        "runtime/feed/digests.py",
+        "runtime/feed/token_store.py",
+        "runtime/feed/tokenizing/store_writer.py",
+    ),
     "skip": (  # `oversized`
         "dsl/schema/data.py",
         "planner/graph/data.py",
