@@ -71,6 +71,8 @@ class Fp8Product:
 
     def _shared(self, one: tuple[int, Axes], other: tuple[int, Axes]) -> Iterator[CollectiveCall]:
         """Yield the calls that share the largest numbers of two matrices: one message if the same ranks share both."""
+        if not self.recipe.shares_scales:
+            return
         pairs = [(one[0] + other[0], one[1])] if one[1] == other[1] else [one, other]
         for numbers, axes in pairs:
             for axis in axes:
@@ -104,6 +106,10 @@ class Fp8Product:
         result = out * self.width
         if not self.exact:
             return max(coding, one + other + turned + result)
+        if self.recipe.scales == "block":  # each side becomes numbers of the compute format before the other is coded
+            own = self.width * one
+            second = max(scaled * EXACT * other + other, other + self.width * other)
+            return max(one + scaled * EXACT * one, own + second, own + self.width * other + result)
         cast = out * self.exact if self.exact != self.width else 0
         multiplying = self.exact * (one + other) + one + other + max(result, cast)
         return max(coding, multiplying, cast + result + one + other)

@@ -91,8 +91,10 @@ RECIPES: Final = Registry["Recipe"]("recipe", "recipes")
 
 # Kernels take runs of 16 numbers.
 MULTIPLE: Final = 16
-Scales = Literal["tensor", "row"]
-"""Scales of a product: one per tensor, or one per row and column."""
+# Numbers that share a scale in mxfp8.
+BLOCK: Final = 32
+Scales = Literal["tensor", "row", "block"]
+"""Scales of a product: one per tensor, one per row and column, or one per `BLOCK` numbers of these."""
 
 
 @RECIPES.base
@@ -117,12 +119,26 @@ class Recipe(Component):
     """True if the gradient of W is an 8-bit product too; else it is computed in the format of everything else."""
     about: ClassVar[str] = ""
     """Description in the line of a node."""
+    capability: ClassVar[tuple[int, int]] = (8, 9)
+    """First CUDA compute capability with kernels."""
+    multiple: ClassVar[int] = MULTIPLE
+    """Widths of matrices on a rank are divisible by it."""
+
+    @property
+    def shares_scales(self) -> bool:
+        """True if numbers of several ranks may share a scale."""
+        return self.scales != "block"
 
     @property
     def scales_over_tokens(self) -> bool:
         """True if numbers of different tokens share a scale, so that results depend on the composition of a
         microbatch."""
         return self.scales == "tensor" or self.weight_gradient
+
+    @property
+    def needs(self) -> str:
+        """The first CUDA compute capability, in words."""
+        return ".".join(map(str, self.capability))
 
 
 @frozen
@@ -147,7 +163,7 @@ class Fp8:
 
     def unfit(self, outputs: int, inputs: int) -> int:
         """Return the width of a matrix that kernels do not support; 0 if they support both."""
-        return next((width for width in (outputs, inputs) if width % MULTIPLE), 0)
+        return next((width for width in (outputs, inputs) if width % self.chosen.multiple), 0)
 
 
 ROW: Final = "row"

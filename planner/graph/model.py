@@ -351,6 +351,7 @@ def _float8(graph: Builder, resolved: Resolved, last: str) -> str:
     others = ["experts"] * resolved.architecture.is_moe + others
     does += f", as are {' and '.join(others)}" if others else ""
     axes = resolved.wide(*(("ring", "ulysses") if recipe.scales_over_tokens else ()), "tp")
+    axes = axes if recipe.shares_scales else ()
     does += f"; ranks of {' · '.join(axes)} share scales" if axes else ""
     kind = device_kind(resolved.spec)
     does += {"cpu": "; emulated on a CPU", "auto": "; CUDA kernels on a GPU, emulated on a CPU"}.get(kind, "")

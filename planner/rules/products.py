@@ -42,8 +42,11 @@ def check_fp8(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -
     if uneven:
         name, width = next(iter(uneven.items()))
         each = " on a rank" if tp > 1 else ""
-        message = f"fp8 has nothing to multiply: kernels need widths divisible by 16, and {name} is {width} wide{each}"
-        hint = "use widths divisible by 16, or compute bf16"
+        by = fp8.chosen.multiple
+        message = (
+            f"fp8 has nothing to multiply: kernels need widths divisible by {by}, and {name} is {width} wide{each}"
+        )
+        hint = f"use widths divisible by {by}, or compute bf16"
     found.fail(FP8_RULE, FP8_CODE, FP8_PATH, message, hint)
 
 
@@ -54,6 +57,14 @@ def _of_device(spec: Spec) -> list[tuple[str, str, str]]:
         others = [name for name, each in CLUSTERS.items() if each.sheet is not None and FP8 in each.sheet.flops]
         message = f"compute is fp8, which devices of cluster {spec.cluster.preset} do not support"
         return [(FP8_PATH, message, f"use compute bf16, or a cluster with fp8: {', '.join(others)}")]
+    recipe = fp8.chosen
+    if sheet is not None and kind != "cpu" and sheet.capability < recipe.capability[0]:
+        message = f"recipe {fp8.recipe} needs CUDA devices of compute capability {recipe.needs}, and cluster "
+        message += f"{spec.cluster.preset} has {sheet.capability}"
+        known = ((name, each.sheet) for name, each in CLUSTERS.items())
+        others = [name for name, each in known if each is not None and each.capability >= recipe.capability[0]]
+        hint = f"use recipe {RECIPES.default().kind}, or cluster {' or '.join(others)}"
+        return [("precision.fp8.recipe", message, hint)]
     if kind == "cuda" and fp8.rest == "fp64":
         message = "rest is fp64, and products in fp8 on cuda give bf16 or fp32"
         return [("precision.fp8.rest", message, "use rest bf16; fp64 is for tests on a CPU")]

@@ -14,7 +14,7 @@ from torch import nn
 from torch._dynamo import config as dynamo
 
 from xtrain.dsl.schema.adapters import TaskAdapters
-from xtrain.dsl.schema.precision import RECIPES, Qat
+from xtrain.dsl.schema.precision import RECIPES, Qat, Recipe
 from xtrain.plan.architecture import EMBEDDING, Architecture
 from xtrain.plan.hardware import kernel_on
 from xtrain.plan.mesh import fits, tensor_rules
@@ -230,10 +230,6 @@ def set_temperature(model: ModelParts, temperature: float) -> None:
         part.temperature = temperature
 
 
-# The first compute capability with fp8 products: Ada.
-CAPABILITY = (8, 9)
-
-
 @op("setup.float8")
 def multiply_in_fp8(plan: Plan, model: ModelParts, rank: Rank, recipe: str, matrices: dict[str, list[int]]) -> None:
     """Multiply matrices of blocks in fp8. matrices: name inside a block → its layers.
@@ -241,10 +237,15 @@ def multiply_in_fp8(plan: Plan, model: ModelParts, rank: Rank, recipe: str, matr
     Raises PlanMismatch if one of them is not of a `Linear`, and EnvironmentFault X443 on a CUDA device without fp8
     products.
     """
-    check_device(rank.device)
     chosen = RECIPES[recipe]()
+    check_device(rank.device, chosen)
     for module, cut in _linears(plan, model, matrices, "multiplied in fp8"):
-        module.scaled = Fp8Matrix(chosen, model.axes, cut, own_tokens=module.partial)
+        if chosen.scales == "block":
+            from xtrain.runtime.nn.block_scales import BlockScaledMatrix  # most runs do without
+
+            module.scaled = BlockScaledMatrix(chosen)
+        else:
+            module.scaled = Fp8Matrix(chosen, model.axes, cut, own_tokens=module.partial)
 
 
 @op("setup.qat")
@@ -278,14 +279,13 @@ def _linears(
             yield module, next((style for pattern, style in rules if fits(path, pattern)), None)
 
 
-def check_device(device: torch.device) -> None:
-    """Raise EnvironmentFault X443 for a CUDA device without fp8 products."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= CAPABILITY:
+def check_device(device: torch.device, recipe: Recipe) -> None:
+    """Raise EnvironmentFault X443 for a CUDA device without the products of a recipe."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= recipe.capability:
         return
     name, own = torch.cuda.get_device_name(device), ".".join(map(str, torch.cuda.get_device_capability(device)))
-    wanted = ".".join(map(str, CAPABILITY))
-    message = f"precision.compute is fp8, but {name} has no fp8 products: its compute capability is {own}, below "
-    raise EnvironmentFault("X443", f"{message}{wanted}; use compute bf16")
+    message = f"precision.compute is fp8, but {name} has no {recipe.kind} products: its compute capability is {own}, "
+    raise EnvironmentFault("X443", f"{message}below {recipe.needs}; use compute bf16")
 
 
 @op("setup.activation")

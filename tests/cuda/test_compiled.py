@@ -29,6 +29,10 @@ MODELS = {
     "NF4": (DENSE, "precision { params = bf16, base nf4 { block = 64 } }\nadapter lora { rank = 8 }"),
     "fp8": (DENSE, "precision { params = fp32, compute = fp8 { recipe = rowwise } }"),
 }
+FURTHER = {
+    "mxfp8": (DENSE, "precision { params = fp32, compute = fp8 { recipe = mxfp8 } }"),
+    "qat": (DENSE, "precision { params = bf16, qat { weights = int4, group = 32, activations = int8 } }"),
+}
 SAVED = {"all kept": "", "selective": "activation selective", "full": "activation full"}
 LAYOUTS = {
     "one rank": "",
@@ -53,6 +57,7 @@ ROWS = [
         for row in product(MODELS, SAVED, LAYOUTS)
         if row[2] != "ep" or row[0] in OF_EXPERTS
     ),
+    *(pytest.param(model, "selective", "tp", True, marks=pytest.mark.slow, id=model) for model in FURTHER),
 ]
 SMALL = {
     "dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128, "experts": 4, "experts_per_token": 2,
@@ -82,11 +87,11 @@ checkpoint {{ enabled = false }}
 
 @pytest.mark.parametrize(("model", "saved", "layout", "packed"), ROWS)
 def test_a_block_is_one_graph_a_variant(model, saved, layout, packed, tmp_path):
-    made, more = MODELS[model]
+    made, more = (MODELS | FURTHER)[model]
     plan = plan_of(tmp_path, made, "\n".join((more, SAVED[saved], LAYOUTS[layout])), 1 if layout == "one rank" else 2)
     found = compiled(plan, packed=packed)
     assert found.breaks == [] and found.unknown == []
-    assert len(found.graphs) <= GRAPHS[model], found.recompiles
+    assert len(found.graphs) <= GRAPHS.get(model, GRAPHS["dense"]), found.recompiles
 
 
 WIDE = "dim = 1024, layers = 2, heads = 8, kv_heads = 2"

@@ -17,6 +17,9 @@ def recipe(name: str, *more: str) -> tuple[str, ...]:
 
 
 TENSOR, ROW, EXACT = recipe("tensorwise", *ROWS), recipe("rowwise", *ROWS), recipe("rowwise_with_gw_hp")
+# A rank of two has whole blocks of 32.
+WIDE = ("model.dim=64", "model.heads=4", "model.kv_heads=4", "model.head_dim=16")
+BLOCKS = recipe("mxfp8_with_gw_hp", *WIDE)
 LATENT = (
     "model.q_rank=32", "model.kv_rank=16", "model.rope_dim=16", "model.nope_dim=16", "model.value_dim=16",
     "model.shared_experts=1", "model.expert_ffn=32",
@@ -27,8 +30,12 @@ ORDINARY = [
     Topology(tp=2, rows=4, shared=TENSOR, accumulate=4, note="tensorwise"),
     Topology(pp=2, rows=4, shared=ROW, accumulate=4, note="rowwise"),
     Topology(fsdp=2, ep=2, shared=(*EXACT, *LATENT), model="latent", note="rowwise_with_gw_hp"),
+    Topology(tp=2, shared=BLOCKS, note="mxfp8_with_gw_hp"),
 ]
 MORE = [
+    Topology(ring=2, shared=BLOCKS, note="mxfp8_with_gw_hp"),
+    Topology(fsdp=2, shared=recipe("mxfp8", *WIDE, *ROWS), accumulate=4, note="mxfp8"),
+    Topology(tp=2, shared=recipe("mxfp8", *WIDE, *ROWS), accumulate=8, note="mxfp8"),
     Topology(fsdp=2, shared=TENSOR, accumulate=4, note="tensorwise"),
     Topology(fsdp=2, shared=EXACT, note="rowwise_with_gw_hp"),
     Topology(fsdp=4, shared=EXACT, accumulate=1, note="rowwise_with_gw_hp"),

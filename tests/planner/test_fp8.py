@@ -21,11 +21,14 @@ CPU, CUDA = ("launch.device=cpu",), ("launch.device=cuda",)
 ROWS = [
     (Topology(fsdp=2), fp8("rowwise", "bf16", *CUDA)),
     (Topology(tp=2), fp8("tensorwise", "fp32", *CPU)),
+    (Topology(tp=2), fp8("mxfp8", "bf16", *CPU)),
 ]
 MORE = [
     (Topology(tp=2), fp8("rowwise", "bf16", *CUDA)),
     (Topology(tp=2), fp8("rowwise_with_gw_hp", "bf16", *CUDA)),
     (Topology(tp=2), fp8("rowwise", "bf16", *CPU)),
+    (Topology(fsdp=2), fp8("mxfp8", "fp32", *CPU)),
+    (Topology(tp=2), fp8("mxfp8_with_gw_hp", "bf16", *CUDA)),
     (Topology(tp=2), fp8("tensorwise", "bf16", *CUDA, "parallel.tp.sequence=false")),
     (Topology(ring=2, tp=2), fp8("tensorwise", "bf16", *CUDA)),
     (Topology(ulysses=2), fp8("rowwise", "fp64", *CPU)),
@@ -147,6 +150,11 @@ def test_second_runs_are_counted_in_fp8(make_plan):
 
 REFUSED = {
     "which devices of cluster a100 do not support": {"cluster": "cluster a100"},
+    "recipe mxfp8 needs CUDA devices of compute capability 10.0, and cluster h100 has 9": {
+        "precision": precision("recipe = mxfp8"), "cluster": H100},
+    "kernels need widths divisible by 32, and self_attn.q_proj is 80 wide": {
+        "precision": precision("recipe = mxfp8"),
+        "model": "model qwen3 { dim = 80, layers = 4, heads = 5, ffn = 208 }"},
     "rest is fp64, and products in fp8 on cuda give bf16 or fp32": {
         "precision": precision("rest = fp64"), "cluster": H100},
     "`k_prj` matches no matrix of a block": {"precision": precision('skip = ["k_prj"]')},

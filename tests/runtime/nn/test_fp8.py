@@ -144,16 +144,19 @@ def test_compiled_products_are_the_same(recipe):
         assert float((one - other).norm() / other.norm()) <= 1e-3  # a number that is rounded to the other side
 
 
-@pytest.mark.parametrize(("capability", "has"), [((8, 0), False), ((8, 9), True), ((9, 0), True), ((10, 0), True)])
-def test_a_device_without_such_products_is_refused(monkeypatch, capability, has):
+@pytest.mark.parametrize(("recipe", "first"), [("rowwise", (8, 9)), ("mxfp8", (10, 0))])
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0)])
+def test_a_device_without_such_products_is_refused(monkeypatch, capability, recipe, first):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
-    check_device(torch.device("cpu"))
-    if has:
-        check_device(torch.device("cuda", 0))
+    chosen, own = RECIPES[recipe](), f"{capability[0]}.{capability[1]}"
+    check_device(torch.device("cpu"), chosen)
+    if capability >= first:
+        check_device(torch.device("cuda", 0), chosen)
         return
-    with pytest.raises(EnvironmentFault, match=r"A100 has no fp8 products: .* 8.0, below 8.9; use compute bf16") as it:
-        check_device(torch.device("cuda", 0))
+    says = rf"A100 has no {recipe} products: .* {own}, below {chosen.needs}; use compute bf16"
+    with pytest.raises(EnvironmentFault, match=says) as it:
+        check_device(torch.device("cuda", 0), chosen)
     assert it.value.code == "X443"
 
 
