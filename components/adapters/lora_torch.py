@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from xtrain.blocks.adapted import alone_name
-from xtrain.components.adapters.lora import LoraMatrix, rows_at_once
+from xtrain.components.adapters._lora_matrix import LoraMatrix, rows_at_once
 from xtrain.plan.architecture import BlockParameter, ParameterSpec
 from xtrain.plan.plan import Plan
 from xtrain.runtime.base.collectives import all_reduce, own_piece

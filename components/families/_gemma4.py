@@ -10,7 +10,7 @@ from xtrain.blocks.block import BlockPiece, Chain, FactorLayer, NormLayer, Resid
 from xtrain.blocks.feed_forward import SwiGLULayer
 from xtrain.components.families._with_images import language_model
 from xtrain.contracts.models import PlannedModel, layer_windows
-from xtrain.dsl.schema.family_parts import FULL, WINDOWED, write_window, write_window_types
+from xtrain.dsl.schema.family_parts import FULL, WINDOWED, local_theta_setting, write_window, write_window_types
 from xtrain.dsl.schema.model import (
     ModelEnds,
     TransformerSettings,
@@ -216,12 +216,7 @@ class Gemma4Family(TransformerSettings, PlannedModel):
     attention_bias: bool = attention_biases()
     window: int | None = window_setting()
     full_layers: tuple[int, ...] = full_layers_setting()
-    local_theta: float = setting(
-        "base of the RoPE frequencies of blocks with a window, which are not scaled",
-        default=10_000.0,
-        check=positive,
-        resuming="meaning",
-    )
+    local_theta: float = local_theta_setting(10_000.0)
     full_head_dim: int | Auto = setting(
         "width of a head in blocks without a window; auto: head_dim", default=AUTO, check=at_least(2), resuming="width"
     )
@@ -246,12 +241,6 @@ class Gemma4Family(TransformerSettings, PlannedModel):
         heads = self.heads if isinstance(self.kv_heads, Auto) else self.kv_heads
         own = {"full_head_dim": (max(1, width), f"head_dim {width}"), "full_kv_heads": (heads, f"kv_heads {heads}")}
         return {**super().auto(), **own}
-
-    def idle(self) -> dict[str, tuple[str, str]]:
-        found = super().idle()
-        if self.window is None:
-            found["local_theta"] = ("no block has a window", "give `window`, or remove it")
-        return found
 
     def unfit(self) -> tuple[str, str, str] | None:
         width, heads = self.full_head_dim, self.full_kv_heads

@@ -10,7 +10,7 @@ from xtrain.blocks.feed_forward import SwiGLULayer
 from xtrain.components.families._with_images import VISION
 from xtrain.contracts.models import PlannedModel, layer_windows
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.family_parts import FULL, WINDOWED, write_window, write_window_types
+from xtrain.dsl.schema.family_parts import FULL, WINDOWED, local_theta_setting, write_window, write_window_types
 from xtrain.dsl.schema.model import (
     FAMILIES,
     ModelEnds,
@@ -68,9 +68,7 @@ class Gemma3(TransformerSettings, PlannedModel):
     attention_bias: bool = attention_biases()
     window: int | None = window_setting()
     full_layers: tuple[int, ...] = full_layers_setting()
-    local_theta: float = setting(
-        "base of the RoPE frequencies of blocks with a window, which are not scaled", default=10_000.0, check=positive
-    )
+    local_theta: float = local_theta_setting(10_000.0)
     score_width: int | Auto = setting(
         "attention scores are divided by the square root of this; auto: head_dim", default=AUTO, check=at_least(1)
     )
@@ -135,12 +133,6 @@ class Gemma3(TransformerSettings, PlannedModel):
     def auto(self) -> dict[str, tuple[Any, str]]:
         width = self.dim // self.heads if isinstance(self.head_dim, Auto) else self.head_dim
         return {**super().auto(), "score_width": (max(1, width), f"head_dim {width}")}
-
-    def idle(self) -> dict[str, tuple[str, str]]:
-        why = (
-            {} if self.window is not None else {"local_theta": ("no block has a window", "give `window`, or remove it")}
-        )
-        return {**super().idle(), **why}
 
     @classmethod
     def ends(cls, arch: Architecture) -> ModelEnds:

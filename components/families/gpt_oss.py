@@ -1,6 +1,5 @@
 """`model gpt_oss { … }`: gpt-oss (OpenAI 2025, arXiv 2508.10925)."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from attrs import evolve
@@ -10,6 +9,7 @@ from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import ExpertsLayer
 from xtrain.contracts.models import PlannedModel, layer_windows
 from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.family_parts import write_window, write_window_types
 from xtrain.dsl.schema.model import (
     FAMILIES,
     ExpertTransformer,
@@ -43,17 +43,6 @@ def _window(config: Config) -> Any:
     window = config.get("sliding_window", 128)
     # transformers masks no window if it is null.
     return WrongKey("sliding_window", "a number of positions") if window is None else window
-
-
-def _write_window(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {} if settings.get("window") is None else {"sliding_window": settings["window"]}
-
-
-def _write_layer_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    slides = settings.get("window") is not None
-    full = settings.get("full_layers", ()) if slides else range(settings["layers"])
-    types = ("full_attention" if layer in full else "sliding_attention" for layer in range(settings["layers"]))
-    return {"layer_types": list(types)}
 
 
 WINDOW, LAYERS = window_keys(_every_second, _window)
@@ -91,8 +80,8 @@ class GptOss(ExpertTransformer, PlannedModel):
             ConfigKey("expert_ffn", "intermediate_size", 2880),
             ConfigKey("swiglu_limit", "swiglu_limit", 7.0),
             ConfigKey("swiglu_alpha", "swiglu_alpha", 1.702),
-            evolve(WINDOW, writes=_write_window),
-            evolve(LAYERS, writes=_write_layer_types),
+            evolve(WINDOW, writes=write_window),
+            evolve(LAYERS, writes=write_window_types),
         ),
         rope_theta=150_000.0,
         rope={

@@ -9,7 +9,7 @@ from xtrain.blocks.block import BlockPiece, post_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
 from xtrain.contracts.models import PlannedModel, layer_windows
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.family_parts import FULL, WINDOWED, write_window, write_window_types
+from xtrain.dsl.schema.family_parts import FULL, WINDOWED, local_theta_setting, write_window, write_window_types
 from xtrain.dsl.schema.model import (
     FAMILIES,
     TransformerSettings,
@@ -29,7 +29,6 @@ from xtrain.dsl.schema.model_config import (
     keys,
     window_keys,
 )
-from xtrain.dsl.schema.setting import positive, setting
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
@@ -52,12 +51,7 @@ class Olmo3(TransformerSettings, PlannedModel):
     attention_bias: bool = attention_biases()
     window: int | None = window_setting()
     full_layers: tuple[int, ...] = full_layers_setting()
-    local_theta: float = setting(
-        "base of the RoPE frequencies of blocks with a window, which are not scaled",
-        default=500_000.0,
-        check=positive,
-        resuming="meaning",
-    )
+    local_theta: float = local_theta_setting(500_000.0)
     has_qk_norm: ClassVar[bool] = True
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="olmo3",
@@ -76,12 +70,6 @@ class Olmo3(TransformerSettings, PlannedModel):
         harmless=HARMLESS,
     )
     stored: ClassVar[StoredNames | None] = StoredNames()
-
-    def idle(self) -> dict[str, tuple[str, str]]:
-        found = super().idle()
-        if self.window is None:
-            found["local_theta"] = ("no block has a window", "give `window`, or remove it")
-        return found
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:

@@ -23,14 +23,18 @@ from xtrain.text.units import plural
 @frozen(kw_only=True)
 class CodeNames(StoredNames):
     """Names in the files of a model that transformers' code computes. parts: parameter or buffer → the keys of
-    `StoredPart` of every tensor that it is stored in."""
+    `StoredPart` of every tensor that it is stored in. head: module of a head that is the embedding, which files lack
+    and adapters name."""
 
     parts: Mapping[str, Sequence[Mapping[str, Any]]]
+    head: str
     buffers: tuple[str, ...] = ("",)
 
     def of(self, parameter: ParameterSpec) -> Alternatives:
         if parameter.name == SCORE_WEIGHT:
             return super().of(parameter)
+        if parameter.name not in self.parts:
+            return ((StoredPart(f"{self.head}.weight", parameter.shape),),)
         parts = ({name: _tuple(value) for name, value in part.items()} for part in self.parts[parameter.name])
         return (tuple(StoredPart(**part) for part in parts),)
 
@@ -184,8 +188,11 @@ class TransformersCode(PlannedModel):
     @classmethod
     def names_in_files(cls, arch: Architecture) -> StoredNames | None:
         code = arch.own["code"]
-        names = CodeNames(parts=code["stored"], others=frozenset(code["others"]), experts=("stacked",))
+        others, head = frozenset(code["others"]), code.get("tied_head", HEAD)
+        names = CodeNames(parts=code["stored"], head=head, others=others, experts=("stacked",))
         if arch.has_logits:
             return names
-        head = (part["name"] for name, parts in code["stored"].items() if name.startswith(f"{HEAD}.") for part in parts)
-        return attrs.evolve(names, ignored=(*names.ignored, *head))
+        unread = [
+            each["name"] for name, parts in code["stored"].items() if name.startswith(f"{HEAD}.") for each in parts
+        ]
+        return attrs.evolve(names, ignored=(*names.ignored, *unread))

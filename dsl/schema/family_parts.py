@@ -24,6 +24,16 @@ def write_window_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"layer_types": [FULL if layer in full else WINDOWED for layer in range(settings["layers"])]}
 
 
+def local_theta_setting(default: float) -> Any:
+    """Declare the setting `local_theta` of families whose blocks with a window have other rotary positions."""
+    return setting(
+        "base of the RoPE frequencies of blocks with a window, which are not scaled",
+        default=default,
+        check=positive,
+        resuming="meaning",
+    )
+
+
 def rotary_share_setting(default: float) -> Any:
     """Declare the setting `rotary_share` of families that rotate a part of each head."""
     return setting(

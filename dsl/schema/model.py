@@ -309,6 +309,8 @@ class TransformerSettings(Model):
             found["mtp_weight"] = ("no module predicts further tokens, because `mtp` is 0", "give `mtp`, or remove it")
         elif not self.mtp_weight:
             found["mtp"] = ("its modules have no effect, because `mtp_weight` is 0", "remove both")
+        if self.window is None and hasattr(self, "local_theta"):
+            found["local_theta"] = ("no block has a window", "give `window`, or remove it")
         if self.full_layers and self.window is None:
             found["full_layers"] = ("no block has a window", "give `window`, or remove it")
         return found

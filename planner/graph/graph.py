@@ -36,8 +36,9 @@ from xtrain.plan.parameters import Patterns
 from xtrain.plan.plan import Command, Edge, Node, Timeline
 from xtrain.plan.resolved import Resolved
 from xtrain.plan.timeline import waits_for_data
-from xtrain.planner.graph.data import COMPLETIONS, add_data
+from xtrain.planner.graph.data import add_data
 from xtrain.planner.graph.model import add_model
+from xtrain.planner.graph.rollouts import COMPLETIONS
 from xtrain.planner.graph.saving import add_average, add_resume, on_nan
 from xtrain.planner.graph.step import add_hooks, add_step
 from xtrain.planner.graph.timeline import ActionNodes, Schedule, alert_args, alert_text, build_timeline

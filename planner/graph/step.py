@@ -22,8 +22,8 @@ from xtrain.plan.mesh import AXES, folded_axes
 from xtrain.plan.parameters import forward_flops
 from xtrain.plan.plan import Edge
 from xtrain.plan.resolved import Resolved
-from xtrain.planner.graph.data import KEPT, PROMPTS, SCORER, before_step, behind_forward
-from xtrain.planner.graph.episodes import OP as ENVIRONMENT
+from xtrain.planner.graph.data import KEPT
+from xtrain.planner.graph.rollouts import ENVIRONMENT, PROMPTS, SCORER, before_step, behind_forward
 from xtrain.planner.graph.saving import bad_step_text, on_nan, put_off_text, saves_beside, update_text
 from xtrain.planner.graph.timeline import Schedule
 from xtrain.text.units import count_text, flops_text, plural, seconds_text

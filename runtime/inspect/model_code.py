@@ -237,12 +237,13 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
     if saved_ends := ends.keys() & dict(code.model.named_buffers()).keys():
         raise UnknownCode(f"{code.title} saves `{min(saved_ends)}`, which is not trained", "use another model")
     whole = whole_class_of(content)
-    if whole is None:
-        stored, others = stored_parts(code.model, code.names)
-    else:
+    model, names = code.model, code.names
+    if whole is not None:
         with torch.device("meta"):
             model = build_class(whole, whole_config_of(content))
-        stored, others = stored_parts(model, language_names(model, code))
+        names = language_names(model, code)
+    stored, others = stored_parts(model, names)
+    head = next(path for path, module in model.named_modules() if module is model.get_output_embeddings())
     tiny = small(config.to_dict(), code.model)
     if tiny is None:
         raise UnknownCode(
@@ -327,6 +328,7 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         "gathered": gathered_matrices(tiny),
         "stored": stored,
         "others": others,
+        **({"tied_head": head} if code.tied and head != HEAD else {}),
         "rewards": reward_class(tiny) if whole is None else "",
         "whole": "" if whole is None else whole.__name__,
         "text": None if whole is None else json.loads(config_of(content).to_json_string(use_diff=False)),

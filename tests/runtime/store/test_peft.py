@@ -80,6 +80,8 @@ def run_of(plan: Plan, folder: Path) -> Path:
     directory = make_run(plan, folder / "run", folder)
     with BaseWeights.of(plan, folder, torch.device("cpu")) as base:
         digest = base.digest
+    stored = load_file(folder / "base" / "model.safetensors")
+    found |= {each.name: stored[f"model.{each.name}"] for each in buffers(plan.architecture)}
     save(plan, directory, found, base_content=digest)
     return directory
 
@@ -116,8 +118,10 @@ def test_an_adapter_of_peft_is_exported_as_it_was_and_merged_as_there(tmp_path: 
 
 TYPES = (
     "arcee", "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma2", "glm", "glm4", "glm4_moe", "gpt_neox",
-    "granitemoe", "helium", "mamba", "mistral", "phi", "phi3", "seed_oss", "starcoder2",
+    "granitemoe", "helium", "mamba", "mistral", "phi", "phi3", "seed_oss", "starcoder2", "biogpt", "bert",
 )  # fmt: skip
+# PEFT refuses the last matrix of a Mamba mixer, and takes the names of matrices of shared experts for stacks.
+SOME = {"mamba": ["dt_proj", "in_proj", "x_proj"], "glm4_moe": ["o_proj", "q_proj"]}
 
 
 @pytest.mark.parametrize("kind", ["olmo3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES)])
@@ -127,7 +131,7 @@ def test_an_adapter_of_a_model_that_transformers_computes(tmp_path: Path, kind: 
     from peft import LoraConfig, get_peft_model
 
     base = make_code(kind, tmp_path / "base")
-    targets = sorted({
+    targets = SOME.get(kind) or sorted({
         name.rpartition(".")[2]
         for name, module in CodeModel(base).layers.named_modules()
         if type(module) is torch.nn.Linear
