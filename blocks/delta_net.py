@@ -49,6 +49,12 @@ class DeltaNetLayer(RecurrentLayer):
     def state(self) -> int:
         return self.value_heads * self.key_dim * self.value_dim
 
+    def maps(self) -> int:
+        return self.value_heads * self.key_dim**2
+
+    def moving(self) -> int:
+        return self.channels + 2 * self.value_heads
+
     def outputs(self) -> int:
         return self.value_heads * self.value_dim
 

@@ -55,6 +55,12 @@ class Mamba2Layer(RecurrentLayer):
     def state(self) -> int:
         return self.state_dim * self.outputs()
 
+    def maps(self) -> int:
+        return self.heads
+
+    def moving(self) -> int:
+        return self.channels + self.heads
+
     def outputs(self) -> int:
         return self.heads * self.head_dim
 
@@ -104,5 +110,5 @@ class Mamba2Layer(RecurrentLayer):
         forward = 2 * v + 2 * k + 4 * one + max(turned, max(v, 2 * states // chunks) + v + states)
         within = 6 * one + 2 * by_head + 3 * pairs + pairs // heads
         scanned = 12 * one + 2 * k + 2 * states + max(v, 2 * states // chunks)
-        backward = 4 * v + by_group + 4 * k + v * cast + max(within, scanned)
+        backward = 4 * v + by_group + 4 * k + v * cast + max(within, scanned, (6 + cast) * k)
         return forward - v // share, backward - (v + 2 * k + one) // share

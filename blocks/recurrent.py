@@ -5,7 +5,7 @@ positions at a time, and the backward keeps the inputs and computes the rest aga
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from xtrain.blocks.block import Layer
 from xtrain.blocks.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
@@ -50,6 +50,24 @@ class RecurrentLayer(Layer):
         runtime frees them. numbers: of the outputs. chunks: of a row. cast: the inputs have another format than exact
         sums."""
         raise NotImplementedError
+
+    def maps(self) -> int:
+        """Return how many numbers describe what positions do to the state of one row, without what they add."""
+        raise NotImplementedError
+
+    def moving(self) -> int:
+        """Return the width of all projections that the recurrence takes."""
+        raise NotImplementedError
+
+    def most_documents(self, ring: int, positions: int, width: int, exact: int) -> int:
+        """Return the largest number of documents with which ranks of a ring send fewer bytes when they gather what each
+        of their two pieces of every document does to a state than when they exchange positions for heads.
+
+        positions: of all rows on all ranks. width, exact: bytes of a number of projections, and of a state.
+        """
+        exchanged = positions // ring * (self.moving() + self.outputs()) * width
+        piece = (self.maps() + self.state()) * exact + (self.kernel - 1) * self.channels * width
+        return (exchanged - 1) // (2 * ring * piece)
 
     @property
     def channels(self) -> int:
@@ -110,27 +128,56 @@ class RecurrentLayer(Layer):
         """Record the convolution and the recurrence. makes: bytes of the outputs. parts: projections. names: parameters
         inside."""
         ops, local, axes = on.ops, on.local, on.axes
-        groups = [(axis, ranks) for axis, ranks in (("ulysses", axes.ulysses), ("ring", axes.ring)) if ranks > 1]
+        most = self.most_documents(axes.ring, local.rows * local.sequence, local.width, local.exact)
+        scans = axes.ring > 1 and local.rows <= most  # each row is one document
+        axes_of = {"ulysses": axes.ulysses, "ring": 1 if scans else axes.ring}
+        groups = [axis for axis, ranks in axes_of.items() if ranks > 1]
         if groups:
             joined = ops.op(*parts, makes=sum(part.size for part in parts))
-            for axis, _ in groups:
+            for axis in groups:
                 joined = self._exchanged(on, joined, axis)
             parts = (joined,)
         names = [f"{self.name}.{each}" for each in names]
         numbers, cast = makes // local.width, local.exact != local.width
-        flops = self.position_flops(on.resolved.architecture) + 2 * self.kernel * self.channels
+        chunks, before, flops = (
+            -(-local.sequence // CHUNK),
+            self.kernel - 1,
+            self.position_flops(on.resolved.architecture),
+        )
+        sent: dict[str, Any] = {}
+        of_pieces = 0
+        if scans:
+            pieces, share = 2 * local.rows, on.resolved.size("tp") * axes.ulysses
+            halo = pieces * before * self.channels // share * local.width
+            of_pieces = pieces * (self.maps() + self.state()) // share * local.exact
+            if halo:
+                gathered = CollectiveCall("ring", "all_gather", CP, halo * axes.ring)
+                summed = CollectiveCall("ring", "reduce_scatter", CP, halo * axes.ring)
+                shared = 2 * halo * axes.ring
+                taken = ops.op(*parts, makes=halo, scratch=(shared, shared), calls=(gathered,), back_calls=(summed,))
+                parts = (*parts, taken)
+            call = CollectiveCall("ring", "all_gather", CP, of_pieces * axes.ring)
+            sent = {"extra": (of_pieces,), "calls": (call,), "back_calls": (call,)}
+            chunks = pieces * -(-(local.sequence // (2 * axes.ring) + before) // CHUNK)
+            numbers = numbers * chunks * CHUNK // (local.rows * local.sequence // axes.ring)
+        scratch = self.scratch(numbers, local.exact, chunks, cast=cast)
+        if scans:
+            laid_out = numbers // self.outputs() * self.moving() * local.width
+            forward, backward = (each + laid_out + 2 * axes.ring * of_pieces for each in scratch)
+            scratch = (forward, backward)
         out = ops.op(
             *parts,
             makes=makes,
             keeps=parts,
             weights=on.bytes_of(*names),
             parameters=names,
-            scratch=self.scratch(numbers, local.exact, -(-local.sequence // CHUNK), cast=cast),
+            scratch=scratch,
             saved=ATTENTION,
-            flops=numbers * flops // self.outputs(),
+            flops=makes // local.width * (flops + 2 * self.kernel * self.channels) // self.outputs(),
             apart=True,
+            **sent,
         )
-        for axis, _ in reversed(groups):
+        for axis in reversed(groups):
             out = self._exchanged(on, out, axis)
         return out
 

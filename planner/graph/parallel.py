@@ -76,9 +76,28 @@ def _context_parallel(graph: Builder, resolved: Resolved, last: str) -> str:
         parts.append(f"{heads // ulysses} of {heads} heads a rank (ulysses={ulysses})")
     if ring > 1:
         parts.append(f"keys and values rotate through {ring} ranks (ring={ring})")
+    recurrent = _recurrent_text(resolved)
+    parts += [recurrent] if recurrent else []
     does = f"attention over rows sharded over {resolved.context} ranks: {', '.join(parts)}"
     axes = resolved.wide("ring", "ulysses")
     return graph.add("setup", "setup.parallel.cp", does, args=args, axes=axes, after=((last, "model"),))
+
+
+def _recurrent_text(resolved: Resolved) -> str:
+    """Return how ranks of context parallelism share recurrent mixers; empty without such layers."""
+    arch, batch, ring = resolved.architecture, resolved.batch, resolved.size("ring")
+    layers = [layer for kind in arch.kinds for layer in kind.block.layers() if layer.keeps_state]
+    if not layers:
+        return ""
+    from xtrain.blocks.recurrent import RecurrentLayer  # not for other models
+
+    exchange, width = "positions are exchanged for heads of recurrent mixers", BYTES[resolved.formats.compute]
+    sizes = (ring, batch.micro * batch.sequence, width, max(width, BYTES["fp32"]))
+    most = min(layer.most_documents(*sizes) for layer in layers if isinstance(layer, RecurrentLayer))
+    if ring == 1 or most < batch.micro:
+        return exchange
+    text = f"states of recurrent mixers pass through {ring} ranks; {exchange} in microbatches with more than "
+    return text + plural(most, "document")
 
 
 @resumes("setup.parallel.ep", "size pattern matches meanwhile")

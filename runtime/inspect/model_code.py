@@ -237,7 +237,8 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
     if saved_ends := ends.keys() & dict(code.model.named_buffers()).keys():
         raise UnknownCode(f"{code.title} saves `{min(saved_ends)}`, which is not trained", "use another model")
     whole = whole_class_of(content)
-    model, names = code.model, code.names
+    model: Any = code.model
+    names = code.names
     if whole is not None:
         with torch.device("meta"):
             model = build_class(whole, whole_config_of(content))

@@ -3,12 +3,39 @@
 shapes: R rows · heads, N chunks, C positions of a chunk, A any width; J further heads of a row, which may be absent
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from xtrain.blocks.recurrent import CHUNK
+
+
+class Scan(Protocol):
+    """Pieces of documents whose states other ranks continue. Each piece P begins with a chunk of one row of all pieces.
+
+    A piece turns the state S before it into M S + s, a map of M and s.
+    """
+
+    @property
+    def begins(self) -> Sequence[int]:
+        """Number of the first chunk of each piece."""
+        ...
+
+    def states(self, maps: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the states before the pieces, from their maps M [P, …] and s [P, …]."""
+        ...
+
+    def gradients(self, grad_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the states before the pieces, and the gradients of the states after them. grad_states: gradients of
+        the former as if the latter had none."""
+        ...
+
+
+def last_chunks(scan: Scan, count: int) -> list[int]:
+    """Return the number of the last chunk of each piece. count: of all chunks."""
+    return [*(first - 1 for first in scan.begins[1:]), count - 1]
 
 
 class Decays(NamedTuple):
@@ -25,10 +52,12 @@ class Decays(NamedTuple):
     kept_RNJ: Tensor
 
     @classmethod
-    def of(cls, logs_RNJC: Tensor, document_RNC: Tensor) -> "Decays":
-        """Return the decays. logs: log decays of positions. document: number of the document of each position."""
+    def of(cls, logs_RNJC: Tensor, document_RNC: Tensor, *, begun: bool = False) -> "Decays":
+        """Return the decays. logs: log decays of positions. document: number of the document of each position. begun:
+        each chunk is of one document, which has a state before it."""
         first = torch.full_like(document_RNC[:, :1, 0], -1)  # nothing is before a row
-        last = torch.cat((first, document_RNC[:, :-1, -1]), dim=1)  # of the chunk before
+        before = torch.cat((first, document_RNC[:, :-1, -1]), dim=1)  # of the chunk before
+        last = document_RNC[:, :, 0] if begun else before
         document = document_RNC
         if logs_RNJC.dim() > document.dim():
             document, last = document[:, :, None], last[:, :, None]

@@ -13,6 +13,7 @@ from xtrain.runtime.nn.attention import AttentionKernel
 from xtrain.runtime.nn.axes import Axes, column_parallel_input, local
 from xtrain.runtime.nn.batch import DocumentLayout, LayerCache
 from xtrain.runtime.nn.block import BlockSettings, Built, builds
+from xtrain.runtime.nn.chunks import Scan
 from xtrain.runtime.nn.delta_rule import Inputs, delta_rule, delta_rule_gradients, delta_step
 from xtrain.runtime.nn.layers import Linear, RMSNorm
 from xtrain.runtime.nn.recurrent import Recurrence, RecurrentMixer, convolved, exact_of, of_each
@@ -62,13 +63,21 @@ class DeltaRule(Recurrence):
             beta.transpose(1, 2).flatten(0, 1),
         )
 
-    def outputs(self, prepared: Sequence[Tensor], document_BS: Tensor) -> tuple[Tensor, Tensor]:
-        out_RTV, state_RKV = delta_rule(Inputs(*prepared), of_each(document_BS, prepared))
+    def outputs(
+        self, prepared: Sequence[Tensor], document_BS: Tensor, scan: Scan | None = None
+    ) -> tuple[Tensor, Tensor]:
+        out_RTV, state_RKV = delta_rule(Inputs(*prepared), of_each(document_BS, prepared), scan)
         return _of_rows(out_RTV, len(document_BS)), state_RKV
 
-    def gradients(self, prepared: Sequence[Tensor], document_BS: Tensor, grad_BSHV: Tensor) -> tuple[Tensor, ...]:
+    def gradients(
+        self, prepared: Sequence[Tensor], document_BS: Tensor, grad_BSHV: Tensor, scan: Scan | None = None
+    ) -> tuple[Tensor, ...]:
         grad_RTV = grad_BSHV.transpose(1, 2).flatten(0, 1)
-        return delta_rule_gradients(Inputs(*prepared), of_each(document_BS, prepared), grad_RTV)
+        return delta_rule_gradients(Inputs(*prepared), of_each(document_BS, prepared), grad_RTV, scan)
+
+    @staticmethod
+    def moved(maps: Tensor, states: Tensor, *, back: bool = False) -> Tensor:
+        return (maps.mT if back else maps) @ states
 
     def step(self, prepared: Sequence[Tensor], state: Tensor, rows: int) -> Tensor:
         return _of_rows(delta_step(Inputs(*(each[:, -1:] for each in prepared)), state), rows)
@@ -78,7 +87,7 @@ class DeltaNet(RecurrentMixer):
     """Gated delta net of a `DeltaNetLayer`."""
 
     def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, layer: DeltaNetLayer) -> None:
-        super().__init__(kernel, axes, layer.kernel)
+        super().__init__(kernel, axes, layer)
         self.how = DeltaRule(layer.key_dim, layer.value_dim)
         keys, values, heads = layer.key_heads * layer.key_dim, layer.value_heads * layer.value_dim, layer.value_heads
         self.dt_bias = nn.Parameter(torch.empty(heads))

@@ -8,12 +8,14 @@ start of a document: masks keep the documents of a chunk apart.
 shapes: R rows · heads, N chunks, C positions of a chunk, K width of a key, V width of a value, T positions of a row
 """
 
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from xtrain.runtime.nn.chunks import Decays, documents_in_chunks, flat, from_end, in_chunks, matmul
+from xtrain.runtime.nn.chunks import Decays, Scan, documents_in_chunks, flat, from_end, in_chunks, last_chunks, matmul
 
 
 class Inputs(NamedTuple):
@@ -47,33 +49,47 @@ class _Chunks(NamedTuple):
     kept_RN: Tensor
 
 
-def delta_rule(x: Inputs, document_RT: Tensor) -> tuple[Tensor, Tensor]:
+def delta_rule(x: Inputs, document_RT: Tensor, scan: Scan | None = None) -> tuple[Tensor, Tensor]:
     """Return the outputs [R, T, V], and the states after the last position [R, K, V].
 
-    document_RT: number of the document of each position.
+    document_RT: number of the document of each position. scan: the rows are pieces of documents.
     """
-    chunks, (rows, positions, _) = _chunked(x, document_RT), x.v_RTV.shape
-    out_RNCV, states = _outputs(chunks)
+    chunks, (rows, positions, _) = _chunked(x, document_RT, scan), x.v_RTV.shape
+    given = None if scan is None else dict(zip(scan.begins, scan.states(_maps(chunks, scan)), strict=True))
+    out_RNCV, states = _outputs(chunks, given)
     return out_RNCV.view(rows, -1, out_RNCV.shape[-1])[:, :positions], states[-1]
 
 
-def delta_rule_gradients(x: Inputs, document_RT: Tensor, grad_RTV: Tensor) -> Inputs:
+def delta_rule_gradients(x: Inputs, document_RT: Tensor, grad_RTV: Tensor, scan: Scan | None = None) -> Inputs:
     """Return the gradients of the inputs from the gradients of the outputs."""
-    chunks, positions = _chunked(x, document_RT), x.v_RTV.shape[1]
+    chunks, positions = _chunked(x, document_RT, scan), x.v_RTV.shape[1]
     q, k, v, b, decay, pairs, system, u, w, before, after, kept = chunks
-    states_RNKV = torch.stack(_outputs(chunks, outputs=False)[1][:-1], dim=1)
-    new_RNCV = torch.baddbmm(flat(u), flat(w), flat(states_RNKV), alpha=-1).view_as(u)
     grad_out = in_chunks(grad_RTV)
     q_before, k_after = q * before[..., None], k * after[..., None]
+    grad_added = matmul(pairs.mT, grad_out)
 
-    # The scan, in reverse: gradients of states, and of what is added to them.
-    grad_state = torch.zeros_like(states_RNKV[:, 0])
-    grad_added, grad_states = matmul(pairs.mT, grad_out), torch.empty_like(states_RNKV)
-    for n in reversed(range(q.shape[1])):
-        grad_states[:, n] = grad_state
-        grad_added[:, n] = torch.baddbmm(grad_added[:, n], k_after[:, n], grad_state)
-        carried = torch.baddbmm(grad_state * kept[:, n, None, None], q_before[:, n].mT, grad_out[:, n])
-        grad_state = torch.baddbmm(carried, w[:, n].mT, grad_added[:, n], alpha=-1)
+    def reverse(given: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Yield chunks with the gradients of the states after them, of what is added to these, and of those before."""
+        grad_state = q.new_zeros(len(q), q.shape[-1], v.shape[-1])
+        for n in reversed(range(q.shape[1])):
+            after_chunk = given.get(n, grad_state)
+            added = torch.baddbmm(grad_added[:, n], k_after[:, n], after_chunk)
+            carried = torch.baddbmm(after_chunk * kept[:, n, None, None], q_before[:, n].mT, grad_out[:, n])
+            grad_state = torch.baddbmm(carried, w[:, n].mT, added, alpha=-1)
+            yield n, after_chunk, added, grad_state
+
+    states, ends = None, {}
+    if scan is not None:
+        last = last_chunks(scan, q.shape[1])
+        zeros = q.new_zeros(len(q), q.shape[-1], v.shape[-1])
+        firsts = [grad for n, *_, grad in reverse(dict.fromkeys(last, zeros)) if n in scan.begins]
+        before_pieces, after_pieces = scan.gradients(torch.stack(firsts[::-1]))
+        states, ends = dict(zip(scan.begins, before_pieces, strict=True)), dict(zip(last, after_pieces, strict=True))
+    states_RNKV = torch.stack(_outputs(chunks, states, outputs=False)[1][:-1], dim=1)
+    new_RNCV = torch.baddbmm(flat(u), flat(w), flat(states_RNKV), alpha=-1).view_as(u)
+    grad_states = torch.empty_like(states_RNKV)
+    for n, after_chunk, added, _ in reverse(ends):
+        grad_states[:, n], grad_added[:, n] = after_chunk, added
 
     grad_q_before = matmul(grad_out, states_RNKV.mT)
     grad_k_after = matmul(new_RNCV, grad_states.mT)
@@ -120,9 +136,9 @@ def delta_step(x: Inputs, state_RKV: Tensor) -> Tensor:
     return q_RK1.mT @ state_RKV
 
 
-def _chunked(x: Inputs, document_RT: Tensor) -> _Chunks:
+def _chunked(x: Inputs, document_RT: Tensor, scan: Scan | None) -> _Chunks:
     q, k, v, g, b = map(in_chunks, x)
-    decay, before, after, kept = Decays.of(g, documents_in_chunks(document_RT))
+    decay, before, after, kept = Decays.of(g, documents_in_chunks(document_RT), begun=scan is not None)
     system = matmul(k, k.mT) * decay * b[..., None]
     right = torch.cat((v, k * before[..., None]), dim=-1) * b[..., None]
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
@@ -130,14 +146,32 @@ def _chunked(x: Inputs, document_RT: Tensor) -> _Chunks:
     return _Chunks(q, k, v, b, decay, matmul(q, k.mT) * decay, system, u, w, before, after, kept)
 
 
-def _outputs(chunks: _Chunks, *, outputs: bool = True) -> tuple[Tensor, list[Tensor]]:
-    """Return the outputs, if wanted, and the state before each chunk and after the last."""
+def _maps(chunks: _Chunks, scan: Scan) -> tuple[Tensor, Tensor]:
+    """Return the maps of pieces, M [P, R, K, K] and s [P, R, K, V]: what becomes of a unit matrix next to a state of
+    zeros."""
+    (rows, _, _, keys), values = chunks.k_RNCK.shape, chunks.v_RNCV.shape[-1]
+    first = F.pad(torch.eye(keys, dtype=chunks.u_RNCV.dtype, device=chunks.u_RNCV.device), (0, values))
+    k_after, state, found = chunks.k_RNCK * chunks.after_RNC[..., None], first, []
+    for n in range(chunks.q_RNCK.shape[1]):
+        if n in scan.begins:
+            state = first.expand(rows, -1, -1)
+            found.append(state)
+        new_RCA = torch.baddbmm(F.pad(chunks.u_RNCV[:, n], (keys, 0)), chunks.w_RNCK[:, n], state, alpha=-1)
+        found[-1] = state = torch.baddbmm(state * chunks.kept_RN[:, n, None, None], k_after[:, n].mT, new_RCA)
+    maps, states = torch.stack(found).split((keys, values), dim=-1)
+    return maps, states
+
+
+def _outputs(
+    chunks: _Chunks, given: Mapping[int, Tensor] | None = None, *, outputs: bool = True
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the outputs, if wanted, and the state before each chunk and after the last. given: states before some."""
     rows, _, _, keys = chunks.k_RNCK.shape
     states = [chunks.k_RNCK.new_zeros(rows, keys, chunks.v_RNCV.shape[-1])]
     out_RNCV = torch.empty_like(chunks.v_RNCV) if outputs else chunks.v_RNCV
     q_before, k_after = chunks.q_RNCK * chunks.before_RNC[..., None], chunks.k_RNCK * chunks.after_RNC[..., None]
     for n in range(chunks.q_RNCK.shape[1]):
-        state = states[-1]
+        state = states[-1] = (given or {}).get(n, states[-1])
         new_RCV = torch.baddbmm(chunks.u_RNCV[:, n], chunks.w_RNCK[:, n], state, alpha=-1)
         if outputs:
             within = torch.bmm(chunks.pairs_RNCC[:, n], new_RCV)

@@ -13,6 +13,7 @@ from xtrain.runtime.nn.attention import AttentionKernel
 from xtrain.runtime.nn.axes import Axes, column_parallel_input, local
 from xtrain.runtime.nn.batch import DocumentLayout, LayerCache
 from xtrain.runtime.nn.block import BlockSettings, Built, builds
+from xtrain.runtime.nn.chunks import Scan
 from xtrain.runtime.nn.layers import Linear, RMSNorm
 from xtrain.runtime.nn.recurrent import Recurrence, RecurrentMixer, convolved, exact_of, of_each
 from xtrain.runtime.nn.ssd import SsdInputs, ssd, ssd_gradients, ssd_step
@@ -55,14 +56,22 @@ class Ssd(Recurrence):
         d_RJ = d_H.to(exact).view(groups, -1).repeat(len(document_BS), 1)
         return SsdInputs(of_groups(q), of_groups(k), x_RTJV, of_groups(dt_BSH), of_groups(decay_BSH), d_RJ)
 
-    def outputs(self, prepared: Sequence[Tensor], document_BS: Tensor) -> tuple[Tensor, Tensor]:
-        out_RTJV, state_RKJV = ssd(SsdInputs(*prepared), of_each(document_BS, prepared))
+    def outputs(
+        self, prepared: Sequence[Tensor], document_BS: Tensor, scan: Scan | None = None
+    ) -> tuple[Tensor, Tensor]:
+        out_RTJV, state_RKJV = ssd(SsdInputs(*prepared), of_each(document_BS, prepared), scan)
         return _of_rows(out_RTJV, len(document_BS)), state_RKJV
 
-    def gradients(self, prepared: Sequence[Tensor], document_BS: Tensor, grad_BSHV: Tensor) -> tuple[Tensor, ...]:
+    def gradients(
+        self, prepared: Sequence[Tensor], document_BS: Tensor, grad_BSHV: Tensor, scan: Scan | None = None
+    ) -> tuple[Tensor, ...]:
         rows = len(prepared[0]) // len(document_BS)
         grad_RTJV = grad_BSHV.unflatten(2, (rows, -1)).transpose(1, 2).contiguous().flatten(0, 1)
-        return ssd_gradients(SsdInputs(*prepared), of_each(document_BS, prepared), grad_RTJV)
+        return ssd_gradients(SsdInputs(*prepared), of_each(document_BS, prepared), grad_RTJV, scan)
+
+    @staticmethod
+    def moved(maps: Tensor, states: Tensor, *, back: bool = False) -> Tensor:
+        return states * maps[..., None, :, None]
 
     def step(self, prepared: Sequence[Tensor], state: Tensor, rows: int) -> Tensor:
         return _of_rows(ssd_step(SsdInputs(*prepared), state), rows)
@@ -72,7 +81,7 @@ class Mamba2(RecurrentMixer):
     """Mamba-2 mixer of a `Mamba2Layer`."""
 
     def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, layer: Mamba2Layer) -> None:
-        super().__init__(kernel, axes, layer.kernel)
+        super().__init__(kernel, axes, layer)
         self.how = Ssd(layer.head_dim, layer.state_dim, layer.least_step, layer.most_step)
         inner, vectors, heads = layer.outputs(), layer.groups * layer.state_dim, layer.heads
         self.dt_bias = nn.Parameter(torch.empty(heads))

@@ -12,15 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
 
+from xtrain.blocks.recurrent import RecurrentLayer
 from xtrain.plan.architecture import Architecture
 from xtrain.runtime.base.collectives import to_heads, to_positions
 from xtrain.runtime.nn.attention import AttentionKernel, AttentionModule
 from xtrain.runtime.nn.attention_blocks import PLAIN, exact_type
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache, LayerCache
+from xtrain.runtime.nn.chunks import Scan
 from xtrain.runtime.nn.layers import Linear, WeightHolder
 from xtrain.runtime.nn.recompute import as_one
+from xtrain.runtime.nn.state_scan import Pieces, RingScan, halo_of, pieces_of
 
 # shapes: B rows, S positions, J spread heads, H heads, V width of a head's output, W positions of the convolution, C
 # channels, A any width
@@ -30,10 +34,12 @@ class Recurrence(ABC):
     """Convolution and recurrence as a function of projections and parameters.
 
     Its inputs are tensors [B, S, A] of projections, of which the first `CONVOLVED` pass a convolution, and parameters,
-    the weights of the convolutions first. moving: number of projections. value_dim: width V of a head's output.
+    the weights of the convolutions first. moving: number of projections. PREPARED: number of prepared inputs that have
+    positions; all zero, these change no state. value_dim: width V of a head's output.
     """
 
     CONVOLVED: ClassVar[int] = 3
+    PREPARED: ClassVar[int] = 5
     moving: ClassVar[int]
     value_dim: int
 
@@ -47,12 +53,21 @@ class Recurrence(ABC):
         """Return the inputs of the recurrence, in the format of exact sums."""
 
     @abstractmethod
-    def outputs(self, prepared: Sequence[Tensor], document_BS: Tensor) -> tuple[Tensor, Tensor]:
+    def outputs(
+        self, prepared: Sequence[Tensor], document_BS: Tensor, scan: Scan | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the outputs [B, S, H, V], and the states after the last positions."""
 
     @abstractmethod
-    def gradients(self, prepared: Sequence[Tensor], document_BS: Tensor, grad_BSHV: Tensor) -> tuple[Tensor, ...]:
+    def gradients(
+        self, prepared: Sequence[Tensor], document_BS: Tensor, grad_BSHV: Tensor, scan: Scan | None = None
+    ) -> tuple[Tensor, ...]:
         """Return the gradients of the prepared inputs."""
+
+    @staticmethod
+    @abstractmethod
+    def moved(maps: Tensor, states: Tensor, *, back: bool = False) -> Tensor:
+        """Return what maps M make of states; back: of gradients of the states after them."""
 
     @abstractmethod
     def step(self, prepared: Sequence[Tensor], state: Tensor, rows: int) -> Tensor:
@@ -60,13 +75,13 @@ class Recurrence(ABC):
 
 
 class RecurrentMixer(AttentionModule):
-    """Base of recurrent mixers. Context parallelism gathers whole rows for some of the heads."""
+    """Base of recurrent mixers. Context parallelism gathers whole rows of some heads, or a ring passes states."""
 
     compiles = False  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
-    def __init__(self, kernel: AttentionKernel, axes: Axes, positions: int) -> None:
+    def __init__(self, kernel: AttentionKernel, axes: Axes, layer: RecurrentLayer) -> None:
         super().__init__(kernel, axes, PLAIN)
-        self.positions = positions
+        self.layer, self.positions = layer, layer.kernel
 
     def project(self, arch: Architecture, *, bias: bool = False, **widths: int) -> None:
         """Add a projection `name_proj` of each width."""
@@ -91,30 +106,58 @@ class RecurrentMixer(AttentionModule):
 
     def _spread(self, how: Recurrence, inputs: Sequence[Tensor], packing: DocumentLayout) -> Tensor:
         """Compute this rank's positions."""
-        groups = [group for group in (self.axes.ulysses, self.axes.ring) if group is not None]
+        ring, document_BS = self.axes.ring, packing.document_BS
+        groups = [group for group in (self.axes.ulysses, ring) if group is not None]
         if not groups:
-            return _mix(how, packing.document_BS, *inputs)
-        heads = how.spread(inputs)
-        parts = [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in inputs[: how.moving]]
-        joined_BJSA = torch.cat(parts, dim=-1)
-        own = [weight.unflatten(0, (heads, -1)) for weight in inputs[how.moving :]]
-        for group in groups:
-            (joined_BJSA,) = to_heads((joined_BJSA,), group)
-            own = [weight.chunk(group.size())[group.rank()] for weight in own]
-        document_BS, order_BS = packing.document_BS, None
-        if self.axes.ring is not None:
-            order_BS = torch.tensor(_order(packing.segments, self.axes.ring.size()), device=document_BS.device)
-        if order_BS is not None:
-            joined_BJSA = _taken(joined_BJSA, order_BS.argsort(1))
-        whole = joined_BJSA.split([part.shape[-1] for part in parts], dim=-1)
-        flat = (part.transpose(1, 2).flatten(2) for part in whole)
-        out_BSHV = _mix(how, document_BS, *flat, *(each.flatten(0, 1) for each in own))
-        out_BJSA = out_BSHV.unflatten(2, (joined_BJSA.shape[1], -1)).flatten(-2).transpose(1, 2)  # pyright: ignore
+            return _mix(how, document_BS, None, *inputs)
+        heads, width, order_BS = how.spread(inputs), inputs[0].element_size(), None
+        most = self.layer.most_documents(
+            1 if ring is None else ring.size(), document_BS.numel(), width, exact_of(inputs).itemsize
+        )
+        scans = ring is not None and len(packing.segments) <= most
+        groups = groups[:-1] if scans else groups
+        flat, weights = inputs[: how.moving], inputs[how.moving :]
+        if groups:
+            parts = [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in flat]
+            joined_BJSA = torch.cat(parts, dim=-1)
+            own = [weight.unflatten(0, (heads, -1)) for weight in weights]
+            for group in groups:
+                (joined_BJSA,) = to_heads((joined_BJSA,), group)
+                own = [weight.chunk(group.size())[group.rank()] for weight in own]
+            if not scans and ring is not None:
+                order_BS = torch.tensor(_order(packing.segments, ring.size()), device=document_BS.device)
+                joined_BJSA = _taken(joined_BJSA, order_BS.argsort(1))
+            whole = joined_BJSA.split([part.shape[-1] for part in parts], dim=-1)
+            flat = [part.transpose(1, 2).flatten(2).contiguous() for part in whole]  # no views of all parts
+            heads, weights = joined_BJSA.shape[1], [each.flatten(0, 1) for each in own]
+        if scans:
+            assert ring is not None
+            out_BSHV = self._scanned(how, flat, weights, packing, ring)
+        else:
+            out_BSHV = _mix(how, document_BS, None, *flat, *weights)
+        if not groups:
+            return out_BSHV
+        out_BJSA = out_BSHV.unflatten(2, (heads, -1)).flatten(-2).transpose(1, 2)
         if order_BS is not None:
             out_BJSA = _taken(out_BJSA, order_BS)
         for group in reversed(groups):
             out_BJSA = to_positions(out_BJSA, group)
         return out_BJSA.transpose(1, 2).flatten(2).unflatten(-1, (-1, how.value_dim))
+
+    def _scanned(
+        self,
+        how: Recurrence,
+        moving: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        packing: DocumentLayout,
+        ring: ProcessGroup,
+    ) -> Tensor:
+        """Compute the positions of a rank of a ring, which passes states."""
+        (rows, sequence), device = packing.document_BS.shape, packing.document_BS.device
+        pieces = pieces_of(packing.segments, sequence, ring.rank(), ring.size(), self.positions - 1, device)
+        halo = halo_of(moving[: how.CONVOLVED], pieces, ring)
+        out_BSHV = _mix(how, pieces.piece_1L, (pieces, ring), *halo, *moving, *weights)
+        return out_BSHV[0].unflatten(0, (rows, -1))
 
     def _begun(
         self, how: Recurrence, inputs: Sequence[Tensor], packing: DocumentLayout, cache: KeyValueCache
@@ -140,35 +183,57 @@ class RecurrentMixer(AttentionModule):
 
 class _Mix(torch.autograd.Function):
     """Convolution and recurrence of whole rows, [B, S, H, V]. The backward keeps the inputs and computes the rest
-    again."""
+    again. ring: the rows are a rank's pieces of documents, and the positions before these are the first inputs.
+    """
 
     @staticmethod
-    def forward(ctx: Any, how: Recurrence, document_BS: Tensor, *inputs: Tensor) -> Tensor:
-        def forward() -> tuple[Tensor]:
-            out_BSHV, _ = how.outputs(how.prepared(inputs, document_BS), document_BS)
-            return (out_BSHV.to(inputs[0].dtype),)
+    def forward(
+        ctx: Any, how: Recurrence, document_BS: Tensor, ring: tuple[Pieces, ProcessGroup] | None, *inputs: Tensor
+    ) -> Tensor:
+        def forward() -> tuple[Tensor, ...]:
+            scan = None if ring is None else RingScan(how, *ring)
+            out_BSHV, _ = how.outputs(_prepared(how, document_BS, ring, inputs), document_BS, scan)
+            out_BSHV = out_BSHV if ring is None else out_BSHV[:, ring[0].places]
+            return (out_BSHV.to(inputs[0].dtype), *(() if scan is None else scan.kept))
 
-        (out_BSHV,) = as_one("attention", forward)
-        ctx.save_for_backward(document_BS, *inputs)
-        ctx.how = how
+        out_BSHV, *kept = as_one("attention", forward)
+        ctx.save_for_backward(document_BS, *kept, *inputs)
+        ctx.how, ctx.ring = how, ring
         return out_BSHV
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        how, ring = ctx.how, ctx.ring
         document_BS, *saved = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[2:]
+        scan, (grad_BSHV,) = None, grad_outputs
+        if ring is not None:
+            scan, saved = RingScan(how, *ring, kept=tuple(saved[:2])), saved[2:]
+            length = document_BS.shape[1]
+            grad_BSHV = grad_BSHV.new_zeros(1, length, *grad_BSHV.shape[2:]).index_copy_(1, ring[0].places, grad_BSHV)
+        wanted = ctx.needs_input_grad[3:]
         inputs = [each.detach().requires_grad_(wants) for each, wants in zip(saved, wanted, strict=True)]
         with torch.enable_grad():
-            prepared = ctx.how.prepared(inputs, document_BS)
-        grad_BSHV = grad_outputs[0].to(prepared[0].dtype)
-        grads = ctx.how.gradients([each.detach() for each in prepared], document_BS, grad_BSHV)
+            prepared = _prepared(how, document_BS, ring, inputs)
+        grads = how.gradients([each.detach() for each in prepared], document_BS, grad_BSHV.to(prepared[0].dtype), scan)
         asked = [each for each in inputs if each.requires_grad]
         # With frozen parameters, some inputs of the recurrence have no gradient.
         pairs = [(out, grad) for out, grad in zip(prepared, grads, strict=True) if out.requires_grad]
         outputs, slopes = zip(*pairs, strict=True)
         found = iter(torch.autograd.grad(outputs, asked, slopes))
-        return None, None, *(next(found) if wants else None for wants in wanted)
+        return None, None, None, *(next(found) if wants else None for wants in wanted)
+
+
+def _prepared(
+    how: Recurrence, document_BS: Tensor, ring: tuple[Pieces, ProcessGroup] | None, inputs: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """Return the inputs of the recurrence."""
+    if ring is None:
+        return how.prepared(inputs, document_BS)
+    pieces, count = ring[0], how.CONVOLVED if len(ring[0].last) else 0
+    halo, moving, weights = inputs[:count], inputs[count : count + how.moving], inputs[count + how.moving :]
+    prepared = how.prepared((*pieces.laid_out(moving, halo), *weights), document_BS)
+    return [*map(pieces.only, prepared[: how.PREPARED]), *prepared[how.PREPARED :]]
 
 
 # Compiled, each number of chunks would get a graph of its own.

@@ -117,7 +117,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def spec(name: str, more: str = "", **settings: Any) -> str:
+def spec(name: str, more: str = "", sequence: int = 64, **settings: Any) -> str:
     """A small experiment with a model of a family."""
     known = settings_of(FAMILIES[name])
     sizes = {each: value for each, value in SIZES.items() if each in known}
@@ -128,15 +128,15 @@ experiment tiny {{ seed = 1, budget = 100 steps }}
 model {name} {{ {text} }}
 tokenizer bytes
 dataset code {{ source = python_stdlib() }}
-batch {{ sequence = 64, micro = 2, accumulate = 2 }}
+batch {{ sequence = {sequence}, micro = 2, accumulate = 2 }}
 optimizer adamw {{ lr = 1e-3 }}
 {more}
 """
 
 
-def plan_of(folder: Path, name: str, more: str = "", **settings: Any) -> Plan:
+def plan_of(folder: Path, name: str, more: str = "", sequence: int = 64, **settings: Any) -> Plan:
     path = folder / "spec.xtrain"
-    path.write_text(spec(name, more, **settings))
+    path.write_text(spec(name, more, sequence, **settings))
     loaded = load_spec(path)
     assert loaded.spec is not None, loaded.diagnostics.render()
     compiled = compile_plan(loaded.spec)
@@ -259,6 +259,19 @@ def test_it_costs_what_its_plan_says(name: str, layout: str, tmp_path: Path, mon
     # Of large models DDP has one bucket in the first step, which is traced, and those of the plan from the second on.
     one_bucket = layout == "ddp" and name in WITH_EXPERTS
     hold_against_the_trace(plan_of(tmp_path, name, LAYOUTS[layout]), traffic=not one_bucket)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", ["qwen3_5", "nemotron_h"])
+@pytest.mark.parametrize("layout", ["cp 2 { ring = 2, ulysses = 1 }", "tp 2, cp 4 { ring = 2, ulysses = 2 }"])
+def test_states_that_pass_in_a_ring_cost_what_their_plan_says(
+    name: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    heads = {"delta_key_heads": 8} if name == "qwen3_5" else {"mamba_groups": 8, "pattern": '"M*"', "experts": 0}
+    plan = plan_of(tmp_path, name, f"parallel {{ {layout} }}", sequence=1024, **heads)
+    assert "states of recurrent mixers pass" in plan.node("setup.parallel.cp").does
+    hold_against_the_trace(plan)
 
 
 @pytest.mark.parametrize(

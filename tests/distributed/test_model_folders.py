@@ -1,6 +1,8 @@
 """Models of a folder: xtrain computes what transformers computes with the files that it has saved, on every layout."""
 
 import json
+import re
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ model "{folder}" {{ {model} }}
 tokenizer bytes
 dataset lines {{ source = jsonl("data.jsonl") }}
 batch {{ sequence = 64, micro = 2, rows = 4 }}
-collate = to_tensor -> flatten -> shift_tokens -> pack(align = 4)
+collate = to_tensor -> flatten -> shift_tokens -> pack(align = {align})
 optimizer adamw {{ lr = 1e-2, eps = 1e-3, clip = none }}
 precision {{ params = {params} }}
 hook write_gradients
@@ -68,11 +70,8 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def desk(lab: Laboratory, tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("folders")
     words = [f"line {i} " + "abc def ghi "[: i % 13] * (1 + i % 5) for i in range(150)]
-    (folder / "data.jsonl").write_text("".join(json.dumps({"text": w}) + "\n" for w in words))
-    (folder / "parts.py").write_text(HOOK)
-    return Desk(folder, lab.ranks)
+    return Desk.of(tmp_path_factory.mktemp("folders"), lab, words)
 
 
 @frozen
@@ -82,10 +81,25 @@ class Desk:
     folder: Path
     ranks: ForkedRanks
 
-    def run(self, model: Path, name: str, *sets: str, params: str = "fp32", settings: str = "", more: str = "") -> Seen:
+    @classmethod
+    def of(cls, folder: Path, lab: Laboratory, words: Sequence[str]) -> "Desk":
+        (folder / "data.jsonl").write_text("".join(json.dumps({"text": w}) + "\n" for w in words))
+        (folder / "parts.py").write_text(HOOK)
+        return cls(folder, lab.ranks)
+
+    def run(
+        self,
+        model: Path,
+        name: str,
+        *sets: str,
+        params: str = "fp32",
+        settings: str = "",
+        more: str = "",
+        align: int = 4,
+    ) -> Seen:
         spec = self.folder / f"{name}.xtrain"
         parts = self.folder / "parts.py"
-        text = SPEC.format(parts=parts, name=name, folder=model, model=settings, params=params)
+        text = SPEC.format(parts=parts, name=name, folder=model, model=settings, params=params, align=align)
         if more.startswith("optimizer"):
             text = "\n".join(line for line in text.split("\n") if not line.startswith("optimizer"))
         spec.write_text(text + more)
@@ -272,6 +286,41 @@ def test_a_layout_reads_and_computes_what_one_process_does(
     for read, shapes in zip(read_bytes(cut), cut.outcome.shapes, strict=True):
         own = [size for name, size in biases.items() if name.split(".")[2] in {each.split(".")[1] for each in shapes}]
         assert read == 4 * sum(own) + sum(4 * prod(shape) for shape in shapes.values())
+
+
+RING4 = ("parallel.cp=4", "parallel.cp.ring=4", "parallel.cp.ulysses=1")
+BOTH = ("parallel.cp=4", "parallel.cp.ring=2", "parallel.cp.ulysses=2")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("family", "name", "layout"),
+    [
+        ("qwen3_5", "four key heads", RING4),
+        ("qwen3_5", "four key heads", (*TP, *RING)),
+        ("qwen3_5", "four key heads", (*BOTH, "activation.mode=selective")),
+        ("qwen3_next", "plain", (*RING, *FSDP, "activation.mode=full")),
+        ("nemotron_h", "bounded steps", RING4),
+        ("nemotron_h", "bounded steps", (*RING, *TP, "activation.mode=selective")),
+        ("nemotron_h", "bounded steps", BOTH),
+    ],
+)
+def test_a_ring_passes_states_of_long_documents(
+    lab: Laboratory, tmp_path: Path, family: str, name: str, layout: tuple[str, ...]
+):
+    desk = Desk.of(tmp_path, lab, [f"line {i} " + "abc def ghi " * (40 + 9 * (i % 5)) for i in range(40)])
+    make(family, name, tmp_path / "model")
+    more: dict[str, Any] = {"params": "fp64", "settings": SETTINGS.get(family, ""), "align": 8}
+    long = ("batch.sequence=2048", "batch.micro=1", "batch.rows=2")
+    alone = desk.run(tmp_path / "model", "alone", *long, **more)
+    cut = desk.run(tmp_path / "model", "cut", *long, *layout, **more)
+    check(cut, alone.loss, alone.gradients, 1e-10)
+    compiled = plan_from_spec(tmp_path / "cut.xtrain", ("workspace.root=runs", *long, *layout))
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    does = compiled.plan.node("setup.parallel.cp").does
+    (most,) = (int(found) for found in re.findall(r"with more than (\d+)", does))
+    documents = [len(each["bounds"]) - 1 for each in cut.rows]
+    assert 1 < min(documents) <= max(documents) <= most
 
 
 @pytest.mark.matrix

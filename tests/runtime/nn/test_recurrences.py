@@ -1,17 +1,24 @@
 """Recurrences in chunks, the gated delta rule and the state-space duality of Mamba-2: what they compute one position
 after the other, and the gradients of that."""
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from xtrain.runtime.nn import chunks, delta_rule, ssd
+from xtrain.runtime.nn import chunks, delta_rule, ssd, state_scan
+from xtrain.runtime.nn.batch import DocumentLayout
 from xtrain.runtime.nn.delta_net import DeltaRule
 from xtrain.runtime.nn.mamba2 import Ssd
-from xtrain.runtime.nn.recurrent import Recurrence, _mix, convolved
+from xtrain.runtime.nn.recurrent import Recurrence, RecurrentMixer, _mix, _order, convolved
+from xtrain.runtime.nn.state_scan import RingScan
 
 ROWS, POSITIONS, KEYS, VALUES, HEADS = 3, 150, 8, 6, 2
 # Documents that end inside a chunk, at its border, and one after the other.
@@ -149,7 +156,7 @@ def test_a_state_that_is_not_reset_or_not_carried_is_seen(
     monkeypatch: pytest.MonkeyPatch, name: str, mutate: Callable[[chunks.Decays], chunks.Decays]
 ):
     right = chunks.Decays.of
-    monkeypatch.setattr(chunks.Decays, "of", lambda *given: mutate(right(*given)))
+    monkeypatch.setattr(chunks.Decays, "of", lambda *given, **how: mutate(right(*given, **how)))
     assert gaps(name)["outputs"] > 1e-3
 
 
@@ -177,7 +184,7 @@ def layer_gradients(name: str, wanted: Sequence[int]) -> dict[int, Tensor]:
     values = [torch.randn(*size, dtype=torch.float64, generator=drawn) for size in sizes]
     given = [value.requires_grad_(number in wanted) for number, value in enumerate(values)]
     document_BS = torch.tensor([[0] * 9 + [1] * 11, [2] * 20], dtype=torch.int32)
-    out = _mix(how, document_BS, *given)
+    out = _mix(how, document_BS, None, *given)
     found = torch.autograd.grad(out.square().sum(), [given[number] for number in wanted])
     return dict(zip(wanted, found, strict=True))
 
@@ -205,6 +212,107 @@ def test_convolutions_have_the_gradients_of_their_numbers():
     parts = [convolve_alone(part, weight, bias) for part in x.split([3, 2, 4], dim=1)]
     torch.testing.assert_close(convolve(x, weight, bias), torch.cat(parts, dim=1))
     assert torch.autograd.gradcheck(convolve, (x, weight, bias))
+
+
+class Board:
+    """Collectives of threads in the place of ranks."""
+
+    def __init__(self, ring: int) -> None:
+        self.ring, self.numbers = ring, {}
+        self.barrier, self.here = threading.Barrier(ring), threading.local()
+
+    def size(self) -> int:
+        return self.ring
+
+    def rank(self) -> int:
+        return self.here.rank
+
+    def shown(self, x: Tensor) -> list[Tensor]:
+        """What every rank has at this call."""
+        self.numbers[self.rank()] = x.detach().clone()
+        self.barrier.wait()
+        found = [self.numbers[rank] for rank in range(self.ring)]
+        self.barrier.wait()
+        return found
+
+
+def _gathered(x: Tensor, dim: int, board: Board) -> Tensor:
+    return torch.cat(board.shown(x))
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, board: Board) -> Tensor:
+        ctx.board = board
+        return _gathered(x, dim, board)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return sum(ctx.board.shown(grad_outputs[0])).chunk(ctx.board.ring)[ctx.board.rank()], None, None
+
+
+def ring_gap(monkeypatch: pytest.MonkeyPatch, name: str, ring: int) -> float:
+    """The largest difference of outputs and gradients from those of whole rows, relative to the largest of each, where
+    a ring passes states: of two rows with documents whose pieces are shorter than the convolution and than a chunk."""
+    board, drawn, (how, widths, shapes) = Board(ring), torch.Generator().manual_seed(5), LAYERS[name]
+    monkeypatch.setattr(state_scan, "gather", _Gather.apply)
+    monkeypatch.setattr(state_scan, "all_gather", _gathered)
+    lengths = [2 * ring * length for length in (1, 30, 70, 101)]
+    sequence = lengths[-1]
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    packing = DocumentLayout.from_lengths(bounds, 2, sequence, torch.device("cpu"))
+    moving = [torch.randn(2, sequence, width, dtype=torch.float64, generator=drawn) for width in widths]
+    weights = [torch.randn(*shape, dtype=torch.float64, generator=drawn) for shape in shapes]
+
+    def computed(rows: Sequence[Tensor], mix: Callable[..., Tensor], grad: Tensor | None) -> list[Tensor]:
+        given = [each.clone().requires_grad_() for each in (*rows, *weights)]
+        out = mix(given[: len(rows)], given[len(rows) :])
+        return [out.detach(), *torch.autograd.grad((out * (1 if grad is None else grad)).sum(), given)]
+
+    def whole(rows: Sequence[Tensor], own: Sequence[Tensor]) -> Tensor:
+        return _mix(how, packing.document_BS, None, *rows, *own)
+
+    out = whole(moving, weights)
+    grad = torch.randn(out.shape, dtype=out.dtype, generator=drawn)
+    wanted = computed(moving, whole, grad)
+    mixer: Any = SimpleNamespace(positions=weights[0].shape[2])
+    order = torch.tensor(_order(packing.segments, ring)).chunk(ring, dim=1)
+
+    def own(x: Tensor, rank: int) -> Tensor:
+        return torch.stack([row[places] for row, places in zip(x, order[rank], strict=True)])
+
+    def of_rank(rank: int) -> list[Tensor]:
+        board.here.rank = rank
+        rows = [own(each, rank) for each in moving]
+        scanned = partial(RecurrentMixer._scanned, mixer, how)
+        return computed(rows, lambda rows, weights: scanned(rows, weights, packing, board), own(grad, rank))
+
+    with ThreadPoolExecutor(ring) as pool:
+        found = [*pool.map(of_rank, range(ring))]
+    pairs = [
+        *((each[n], own(wanted[n], rank)) for n in range(1 + len(moving)) for rank, each in enumerate(found)),
+        *((sum(each[n] for each in found), wanted[n]) for n in range(1 + len(moving), len(wanted))),
+    ]
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+@ALL
+@pytest.mark.parametrize("ring", [2, 4])
+def test_a_ring_that_passes_states_computes_whole_rows(monkeypatch: pytest.MonkeyPatch, name: str, ring: int):
+    assert ring_gap(monkeypatch, name, ring) < 1e-12
+
+
+@ALL
+@pytest.mark.parametrize("back", [False, True])
+def test_a_state_that_a_rank_does_not_pass_is_seen(monkeypatch: pytest.MonkeyPatch, name: str, back: bool):
+    right = RingScan._composed
+
+    def dropped(scan: RingScan, maps: Tensor, added: Tensor, **how: bool) -> Tensor:
+        forgets = scan.group.rank() == 0 and bool(how) is back
+        return right(scan, maps, torch.zeros_like(added) if forgets else added, **how)
+
+    monkeypatch.setattr(RingScan, "_composed", dropped)
+    assert ring_gap(monkeypatch, name, 2) > 1e-3
 
 
 def convolve_alone(x_BSC: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
