@@ -40,36 +40,36 @@ WITH_COMMANDS = (
         f"{RANKS}/test_{name}.py"
         for name in (
             "survival", "ways_in", "restarts", "epochs", "started", "stopped_commands", "crash_campaign", "full_disks",
-            "data_parallel", "moved",
+            "data_parallel", "moved", "replay",
         )
     ),
-    "tests/components/test_lr_sweep.py",
-    "tests/test_dpo_cpu.py",
-    "tests/test_reward_spec.py",
-    "tests/runtime/loop/test_harness.py",
-    "tests/runtime/store/test_chat_walk.py",
-    "tests/runtime/loop/test_hooks.py",
+    *(f"tests/components/test_{name}.py" for name in ("batches_of_loaders", "lr_sweep")),
+    *(f"tests/test_{name}.py" for name in ("distill_spec", "dpo_cpu", "reward_spec")),
+    *(f"tests/runtime/loop/test_{name}.py" for name in ("edges", "harness", "hooks", "own_loops")),
+    "tests/runtime/jobs/test_survival.py",
     "tests/runtime/nn/test_further_tokens.py",
+    "tests/runtime/store/test_chat_walk.py",
 )  # fmt: skip
 WITH_RANKS = ("tests/planner/test_diff_resume.py", "tests/server/engine/test_as_a_run.py")
-# They load transformers, which takes three seconds, and start the process that ranks of an inspection are forked from:
-# one process does, beside that of the ranks.
+# They load transformers, which takes three seconds, and start the process that ranks of an inspection are forked from,
+# or they fork a few ranks for a function (`ranks`), some of models of transformers: one process does, beside that of
+# the ranks.
 TRANSFORMERS = "tests (transformers)"
 WITH_TRANSFORMERS = (
     "tests/components/test_imported_run.py",
     "tests/components/test_lora_against_peft.py",
     "tests/planner/test_agreement.py",
+    "tests/planner/test_model_folder.py",
     "tests/runtime/feed/test_found_records.py",
-    *(f"tests/runtime/store/test_{name}.py" for name in ("peft", "pissa", "reward_models", "round_trip")),
+    *(
+        f"tests/runtime/store/test_{name}.py"
+        for name in ("further_modules", "peft", "pissa", "reward_models", "round_trip", "stored_weights")
+    ),
     *(f"tests/runtime/sampling/test_{name}.py" for name in ("generation", "scorer", "teaching")),
     *(
         f"tests/runtime/nn/test_{name}.py"
         for name in ("code_experts", "code_models", "code_resumes", "published_code", "remote_code", "rope")
     ),
-)
-# They fork a few ranks for a function: one process loads what these need (`ranks`).
-FEW_RANKS = "tests (few ranks)"
-WITH_FEW_RANKS = (
     "tests/client/test_examples.py",
     *(f"tests/server/engine/test_{name}.py" for name in ("training", "sampling", "extremes")),
     *(f"tests/runtime/nn/test_{name}.py" for name in ("experts", "loss", "loss_terms", "ring", "token_statistics")),
@@ -90,7 +90,7 @@ LONG = (
     "tests/planner/test_alternatives.py",
     "tests/runtime/store/test_layout.py",
 )
-FIRST = (RANKS, COMMANDS, TRANSFORMERS, FEW_RANKS, "tests/test_quickstart.py", *LONG)
+FIRST = (RANKS, TRANSFORMERS, COMMANDS, "tests/test_quickstart.py", *LONG)
 # Behind these: tests that wait for processes and timers, while others compute; those that only compute are the last.
 WAITING = ("tests/tui/", "tests/server/", "tests/client/", "tests/cli/", "tests/runtime/")
 
@@ -220,15 +220,13 @@ def _group(nodeid: str) -> str:
         return COMMANDS
     if file in WITH_TRANSFORMERS:
         return TRANSFORMERS
-    if file in WITH_FEW_RANKS:
-        return FEW_RANKS
     return RANKS if file.startswith(f"{RANKS}/") or file in WITH_RANKS else file
 
 
 @pytest.fixture
 def inspected_here(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Inspect models that transformers computes in this process, and each config once for all tests."""
-    from code_models import inspected
+    """Inspect models that transformers computes, and layers of users, in this process and once for all tests."""
+    from code_models import inspected, measured
 
     from xtrain.dsl.checking import inspections, model_code
 
@@ -237,6 +235,7 @@ def inspected_here(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Tem
         folder = folder.parent
     monkeypatch.setattr(inspections, "_cache", lambda: folder / "inspected")
     monkeypatch.setattr(model_code, "_inspected", inspected)
+    monkeypatch.setattr(inspections, "run_child", measured)
 
 
 @pytest.fixture(scope="session")

@@ -114,6 +114,8 @@ def serve(job: dict[str, Any], keeper: StoreKeeper) -> dict[str, Any]:
     run = getattr(importlib.import_module(module), function)
     world, directory = job["world"], Path(job["directory"])
     plan = from_json(json.loads((directory / "plan.json").read_text()))
+    if "code" in plan.architecture.own:  # each rank would spend seconds on importing transformers
+        importlib.import_module("xtrain.runtime.inspect.rank_imports")
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     port = keeper.new_store() if world > 1 else 0
     ranks = {}

@@ -334,7 +334,7 @@ LAYOUTS_OF_KINDS = {
 
 
 def _of_kinds(name: str) -> list[Any]:
-    by_default = "ep 2 · pp 2, selective" if name in WITH_EXPERTS else "zero bubble"
+    by_default = "ep 2 · fsdp 2" if name in WITH_EXPERTS else "zero bubble"
     found = [each for each in LAYOUTS_OF_KINDS if name in WITH_EXPERTS or not each.startswith("ep")]
     before = DIFFER[: DIFFER.index(name)]
     # The first whose layers differ in this; where a rotation or a dense beginning is all, the matrix has it.

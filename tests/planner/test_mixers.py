@@ -1,18 +1,17 @@
 """Layers of a user that mix positions: what a plan reads and measures of them, and what it refuses."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from code_models import measured
 
 from xtrain.blocks.mixer import UserMixer
 from xtrain.dsl.checking import inspections
 from xtrain.plan.parameters import matmul_parameters
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.user_parts import UserPart
-from xtrain.runtime.inspect import mixers
 from xtrain.runtime.inspect.trace import trace_plan
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache
@@ -53,14 +52,6 @@ RUN_CHILD = inspections.run_child
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Layers are measured in this process, which has imported torch."""
-
-    def measured(module: str, content: str, *_: str, executes: bool) -> dict[str, Any]:
-        assert module == "mixers" and executes
-        given, result = tmp_path / "given.json", tmp_path / "description.json"
-        given.write_text(content)
-        mixers.main(str(given), str(result))
-        return json.loads(result.read_text())
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(inspections, "run_child", measured)
     return tmp_path

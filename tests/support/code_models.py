@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,8 @@ from xtrain.dsl.checking import model_code
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.plan import Plan
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX
+from xtrain.runtime.inspect import code_costs, mixers
+from xtrain.runtime.inspect import model_code as model_code_description
 from xtrain.runtime.inspect.model_code import describe, language_names
 from xtrain.runtime.inspect.small_model import SMALL, layer_kind, small, smaller_configs
 from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch
@@ -235,13 +238,26 @@ def round_trip(folder: Path, base: Path) -> list[str]:
 def inspected(config: str, versions: Any, remote: str = "") -> dict[str, Any]:
     """Inspect a model in this process, which has imported transformers, instead of in a child process."""
     content = json.loads(config)
+    # Each turn of a loop over positions is traced: of shorter rows.
+    lengths = (16, 32, 48, 64) if content["model_type"] == "mamba" else code_costs.LENGTHS
     try:
         if remote:
             execute_files(content, Path(remote))
-        found = json.loads(json.dumps(describe(content)))
+        with patch.object(code_costs, "LENGTHS", lengths), patch.object(model_code_description, "LENGTHS", lengths):
+            found = json.loads(json.dumps(describe(content)))
         return {**found, "source": remote or found["source"]}
     except UnknownCode as problem:
         raise model_code.CodeUnusable(str(problem), problem.hint) from problem
+
+
+def measured(module: str, content: str, *_: str, executes: bool) -> dict[str, Any]:
+    """Measure a layer that mixes positions in this process instead of in a child process (`inspections.run_child`)."""
+    assert module == "mixers" and executes
+    with tempfile.TemporaryDirectory() as folder:
+        given, result = Path(folder) / "given.json", Path(folder) / "description.json"
+        given.write_text(content)
+        mixers.main(str(given), str(result))
+        return json.loads(result.read_text())
 
 
 def table(kinds: list[str]) -> Iterator[dict[str, Any]]:

@@ -92,8 +92,10 @@ def plan_with_collator(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more", ["log { tensorboard = true }", 'log { wandb { project = "p" } }', "log { Quiet { } }", ""]
-)
+    "more",
+    [*(pytest.param(each, marks=pytest.mark.matrix) for each in ("log { tensorboard = true }", "")),
+        'log { wandb { project = "p" } }', "log { Quiet { } }"],
+)  # fmt: skip
 def test_records_and_counts_of_a_run_are_left_out(tmp_path, more):
     """Trackers of either kind get no records, and the data is not counted."""
     (tmp_path / "parts.py").write_text(

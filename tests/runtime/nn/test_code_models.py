@@ -33,11 +33,10 @@ from xtrain.runtime.store.adapter_export import export_of
 # And with positions counted from padding, a tied bias, joined tensors in files, state over layers, other parts.
 ORDINARY = (
     "olmo3", "phi3", "gpt2", "cohere", "glm4_moe", "codegen", "gemma2", "mamba",
-    "falcon_h1", "roberta", "sarvam_moe", "bamba",
-    "gemma3",
+    "falcon_h1", "roberta", "sarvam_moe", "gemma3",
 )  # fmt: skip
 OTHERS = (
-    "arcee", "apertus", "aria_text", "afmoe", "beam", "biogpt", "bloom", "cohere2", "deepseek_v3", "diffllama",
+    "arcee", "apertus", "aria_text", "afmoe", "bamba", "beam", "biogpt", "bloom", "cohere2", "deepseek_v3", "diffllama",
     "ernie4_5", "ernie4_5_moe", "exaone4", "flex_olmo", "glm", "glm4", "gpt_bigcode", "gptj", "granite", "granitemoe",
     "helium", "falcon", "gpt_neo", "mpt", "phi", "qwen3_next", "rwkv", "seed_oss", "stablelm", "starcoder2",
 )  # fmt: skip

@@ -98,9 +98,9 @@ def test_samples_have_the_probabilities_of_training(sets: tuple[str, ...], tmp_p
     check_samples(server_plan(tmp_path, *sets), tmp_path)
 
 
+@pytest.mark.usefixtures("inspected_here")
 @pytest.mark.parametrize("kind", ["olmo3", pytest.param("gpt_oss", marks=pytest.mark.slow)])
-def test_samples_of_code_of_transformers_too(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_samples_of_code_of_transformers_too(kind: str, tmp_path: Path):
     make_code(kind, tmp_path / "model", vocab_size=264)
     model = f'"{tmp_path / "model"}" {{ code = transformers }}'
     check_samples(server_plan(tmp_path, model=model), tmp_path)
