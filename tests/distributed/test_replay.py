@@ -60,13 +60,7 @@ def test_a_window_is_repeated_bit_for_bit_and_without_documents(project: Project
 
     # A document that is first trained on in the window.
     monkeypatch.chdir(project.folder)
-    (trained,) = RunData(run).runs
-    (stretch,) = trained.stretches
-    parts = [*stretch.sightings("lines", stretch.prepared["lines"].train_documents)]
-    first: dict[int, int] = {}
-    for step, document in sorted((s, d) for part in parts for s, d in zip(part.steps, part.documents, strict=True)):
-        first.setdefault(int(document), int(step))
-    document = next(document for document, step in first.items() if step == 7)
+    document = documents_first_seen(run, 7)[0]
     code, out, err = called(
         project, "replay", "tiny", "--from", "6", "--without", f"data.jsonl:{document + 1}", "--json"
     )
@@ -147,6 +141,71 @@ def test_seen_says_when_and_what_is_wrong(project: Project, monkeypatch: pytest.
         file.write('{"text": "one more"}\n')
     code, out, err = called(project, "seen", "tiny", "--text", "line 3 ")
     assert code == 3 and "the data differs from the checkpoint's" in err, (out, err)
+
+
+def documents_first_seen(run: Path, step: int) -> list[int]:
+    """Documents of `lines` that the run trains on first in a step. In its working folder."""
+    (trained,) = RunData(run).runs
+    (stretch,) = trained.stretches
+    parts = [*stretch.sightings("lines", stretch.prepared["lines"].train_documents)]
+    first: dict[int, int] = {}
+    for at, document in sorted((s, d) for part in parts for s, d in zip(part.steps, part.documents, strict=True)):
+        first.setdefault(int(document), int(at))
+    return [document for document, at in first.items() if at == step]
+
+
+@pytest.mark.parametrize("moments", [(0.7, 2.5), pytest.param([n / 2 for n in range(1, 11)], marks=pytest.mark.slow)])
+def test_what_is_forgotten_was_never_seen(project: Project, monkeypatch: pytest.MonkeyPatch, moments: list[float]):
+    spec = project.spec(steps=10, more=MORE)
+    run = project.run(spec)
+    monkeypatch.chdir(project.folder)
+    one, other = documents_first_seen(run, 7)[:2]
+    given = (f"data.jsonl:{one + 1}", f"lines:{other}")
+    for seconds in moments:
+        killed(project, seconds, "forget", "tiny", *given)
+    code, out, err = called(project, "forget", "tiny", *given, "--json")
+    assert code == 0, err
+    said, (less,) = json.loads(out), replays(project)
+    assert said == json.loads((less / "forgotten.json").read_text())
+    assert (said["first_step"], said["from_checkpoint"]["name"]) == (7, folder(run).path(4).name)
+    assert said["documents"] == {"lines": {str(each): f"data.jsonl:{each + 1}" for each in (one, other)}}
+    never = project.run(spec, "--set", f"dataset.lines.without=[{one}, {other}]", root="never")
+    assert curve(less) == curve(never)[4:] != curve(run)[4:]
+    assert same(folder(never).path(10), folder(less).path(10))
+    code, out, err = called(project, "seen", str(less), "--document", given[0])
+    assert code == 1, out
+    code, out, err = called(project, "forget", str(less), *given)
+    assert (code, "there is nothing to forget" in out) == (1, True), err
+
+
+UNFORGOTTEN = [
+    (("forget", "one", "lines:4000"), 2, "dataset lines has documents 0 to 399"),
+    (("forget", "one", "none.jsonl:1"), 3, "no dataset of this run has a record at none.jsonl:1"),
+    (("forget", "one"), 2, "the following arguments are required: DOCUMENT"),
+    (("forget", "none", "lines:1"), 3, "there is no run at none"),
+    (("forget", "one", "DOCUMENT"), 3, "the run was resumed with another plan, or rolled back, at step 4"),
+    (("forget", "two", "DOCUMENT"), 3, "which saw them in step 2; forget them there"),
+]
+
+
+def test_what_cannot_be_forgotten_exactly_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch):
+    spec = project.spec(steps=8, more="every 4 steps checkpoint\ncheckpoint { keep = none }")
+    for name, *sets in (
+        ("one", "launch.stop_at=4 steps"),
+        ("one", "batch.rows=4"),
+        ("two", 'checkpoint.pretrained="runs/tiny/one"', "experiment.budget=2 steps"),
+    ):
+        words = [word for text in (f'workspace.run="{name}"', *sets) for word in ("--set", text)]
+        project.start(spec, *words, "--ui", "none").communicate(timeout=240)
+    monkeypatch.chdir(project.folder)
+    (trained,) = RunData(project.folder / "runs" / "tiny" / "one").runs
+    parts = [*trained.stretches[0].sightings("lines", trained.stretches[0].prepared["lines"].train_documents)]
+    steps = {int(d): int(s) for part in parts for s, d in zip(part.steps[::-1], part.documents[::-1], strict=True)}
+    document = next(each for each, step in steps.items() if step == 2)
+    for arguments, code, words in UNFORGOTTEN:
+        filled = [each.replace("DOCUMENT", f"lines:{document}") for each in arguments]
+        status, out, err = called(project, *filled)
+        assert (status, words in err) == (code, True), (filled, status, out, err)
 
 
 # Documents that cause a spike ----------------------------------------------------------------------------------------
