@@ -22,7 +22,7 @@ GROUPS = {
     "write a spec": (
         *("init", "import", "fetch", "check", "fmt", "lsp", "mcp", "docs", "explain", "schema", "completion"),
     ),
-    "look before you run": ("plan", "diff", "review", "prove", "data", "doctor", "approve"),
+    "look before you run": ("plan", "diff", "review", "solve", "prove", "data", "doctor", "approve"),
     "train": ("run", "launch", "sweep", "serve", "find-lr", "replay", "forget"),
     "watch": ("runs", "watch", "report", "control", "seen", "blame", "bisect", "fit-law"),
     "use what was trained": ("checkpoint", "generate", "export", "merge"),

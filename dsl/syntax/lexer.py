@@ -17,7 +17,7 @@ MULTIPLIERS: Final = {
     "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30,
 }  # fmt: skip
 UNIT_WORDS: Final = tuple(unit for unit in UNITS if unit != "%")
-_OTHER_WORDS: Final = {
+OTHER_WORDS: Final = {
     "second": "s", "seconds": "s", "sec": "s", "secs": "s", "minute": "min", "minutes": "min", "mins": "min",
     "hour": "h", "hours": "h", "day": "d", "days": "d", "percent": "%", "iters": "steps", "iterations": "steps",
     "bytes": "B", "KB": "KiB", "kB": "KiB", "MB": "MiB", "GB": "GiB",
@@ -32,14 +32,14 @@ _LARGEST_EXPONENT: Final = 300
 
 def near_unit(word: str) -> str | None:
     """Return the unit closest to a wrong word."""
-    return _OTHER_WORDS.get(word) or closest(word, UNIT_WORDS)
+    return OTHER_WORDS.get(word) or closest(word, UNIT_WORDS)
 
 
 def certain_unit(word: str, candidates: tuple[str, ...] = UNIT_WORDS) -> str | None:
     """Return the only unit that a wrong word can mean; None for `GB`, which is less than a GiB."""
     if word.lower() in _LESS:
         return None
-    return _OTHER_WORDS.get(word) or certain(word, candidates)
+    return OTHER_WORDS.get(word) or certain(word, candidates)
 
 
 def read_number(source: SourceText, start: int, end: int, diagnostics: Diagnostics) -> Token:
@@ -124,7 +124,7 @@ def _bad_tail(span: Span, digits: str, word: str, diagnostics: Diagnostics) -> T
     """Report text glued to a number. A word that merely begins with a digit (`1f1b`) becomes a string."""
     source = span.source
     at_word = Span(source, span.end - len(word), span.end)
-    meant = _OTHER_WORDS.get(word) or closest(word, (*MULTIPLIERS, *UNIT_WORDS))
+    meant = OTHER_WORDS.get(word) or closest(word, (*MULTIPLIERS, *UNIT_WORDS))
     fix: Fix | None = None
     if digits == "0" and word[0] in "xXbBoO" and (decimal := _decimal(word)) is not None:
         message, hint, at_word = "numbers are decimal", f"write `{decimal}`", span
