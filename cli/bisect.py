@@ -25,7 +25,7 @@ DESCRIPTION = (
     "show where they part, replay the steps after the last equal one in both runs, with digests of every step."
 )
 EPILOG = """\
-The same command resumes replays that were interrupted; they are runs of their own, as those of `xtrain replay`.
+The same command resumes replays that were interrupted; they are runs of their own, as by `xtrain replay`.
 
 examples:
   xtrain bisect RUN_A RUN_B

@@ -25,7 +25,7 @@ examples:
   xtrain solve base.xtrain --law law.json --budget 5000 --offers offers.csv
   xtrain solve base.xtrain --law law.json --deadline '12 h' --size model.dim=512,model.layers=8 --size model.dim=768
 
-a file of offers, whose price is that of a device for an hour; further columns are settings of `cluster`:
+a file of offers, with the price of a device for an hour; further columns are settings of `cluster`:
   cluster, devices, nodes, price, mtbf
   h100, 8, 16, 2.49, 50000 h
   a100, 8, 32, 1.29, 50000 h

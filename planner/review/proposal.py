@@ -46,7 +46,7 @@ class Proposal:
 
     @property
     def amounts(self) -> tuple[Amount, ...]:
-        """Figures of both plans: those of a diff, memory, and the predicted loss."""
+        """Figures of both plans: the figures of a diff, memory, and the predicted loss."""
         pairs = [_figures(plan) for plan in (self.difference.a, self.difference.b)]
         own = [Amount(name=name, unit=unit, before=pairs[0][name, unit], after=pairs[1][name, unit])
                for name, unit in pairs[0]]  # fmt: skip

@@ -2,7 +2,7 @@
 
 A point is a size on a number of nodes of an offer, in the fastest layout that fits there. All of its money or time goes
 into tokens, so the loss of a point follows from a scaling law. Points are searched in the order of a bound, the loss
-without any communication, until no bound is below the best loss: the result is that of an exhaustive search.
+without any communication, until no bound is below the best loss, so an exhaustive search has the same result.
 """
 
 import csv
@@ -150,7 +150,7 @@ class RunOutcome:
 
 @frozen
 class LimitPrice:
-    """How much less loss, in nats, a run has with a looser limit; `why` it has not, empty if it has."""
+    """Loss in nats that a looser limit would save. why: the reason why it saves none; empty if it does."""
 
     limit: str
     less: float
@@ -188,11 +188,12 @@ def solve(
     """Search the run of the spec at `path`, after `sets`, with the least loss by `law` within `limits`.
 
     sizes: texts of settings, such as `model.dim=512,model.layers=8`; without any, the declared model in several widths
-    and depths. offers: a CSV file of machines; without it, those of `cluster`. told: called with the points that are
+    and depths. offers: a CSV file of machines; without it, `cluster` gives them. told: called with the points that are
     done, and all. Raises Unsolvable.
     """
     declared = _loaded(path, sets)
-    found = _Search(path=path, sets=tuple(sets), law=law, limits=limits, offers=_offers(path, sets, declared, offers))
+    machines = _offers(declared, offers)
+    found = _PointSearch(path=path, sets=tuple(sets), law=law, limits=limits, offers=machines)
     if limits.money is not None and (free := [offer.name for offer in found.offers if offer.price is None]):
         raise Unsolvable(f"--budget needs a price of {', '.join(free)}: set cluster.price, or give it in --offers")
     return found.solved([_size(text) for text in sizes] or _ladder(declared), told)
@@ -206,7 +207,7 @@ def machine_sets(offer: MachineOffer, nodes: int) -> tuple[str, ...]:
 
 
 @frozen(kw_only=True)
-class _Search:
+class _PointSearch:
     path: str | Path
     sets: tuple[str, ...]
     law: ScalingLaw
@@ -383,7 +384,7 @@ def _ladder(spec: Spec) -> list[ModelSize]:
     return sizes
 
 
-def _offers(path: str | Path, sets: Sequence[str], spec: Spec, table: Path | None) -> tuple[MachineOffer, ...]:
+def _offers(spec: Spec, table: Path | None) -> tuple[MachineOffer, ...]:
     if table is not None:
         return tuple(_read(table))
     given = spec.cluster

@@ -58,7 +58,7 @@ def spec(tmp_path: Path, law: ScalingLaw, monkeypatch: pytest.MonkeyPatch) -> Pa
 def best_of_all(spec: Path, law: ScalingLaw, limits: RunLimits, offers: Path | None) -> tuple[float, tuple[str, ...]]:
     """Return the least loss, by trying every size on every number of nodes, and its settings."""
     found = []
-    table = module._offers(spec, (), load_spec(spec).require(), offers)
+    table = module._offers(load_spec(spec).require(), offers)
     for size in SIZES:
         for offer in table:
             for nodes in range(1, offer.nodes + 1):

@@ -31,7 +31,7 @@ PAUSE: Final = 0.5
 BLOCK: Final = 1 << 20
 AHEAD: Final = 4
 """Objects that are copied while earlier ones are read."""
-# What stores say of the content of an object, the most precise first. A time tells objects apart only with their size.
+# Facts of a listing about the content of an object, the most precise first. A time counts only with the size.
 _CONTENT: Final = ("sha256", "ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Digest", "blob_id", "crc32c")
 _TIMES: Final = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "modified", "created")
 _PREFIX: Final = "objects-"
@@ -51,7 +51,7 @@ class RemoteFile:
 
 @frozen
 class RemoteItem:
-    """What a source reads as one file: an object with files beside it, or a folder with the files in it."""
+    """An input that a source reads as one file: an object with its companions, or a folder with the files in it."""
 
     url: str
     files: tuple[RemoteFile, ...]
@@ -181,7 +181,7 @@ class RemoteItems:
                 files = tuple(of(each, facts) for each, facts in sorted(inside.items()))
                 yield RemoteItem(_url(system, place).rstrip("/"), files)
             elif _suffix(place) in self.source.beside.values() and _swapped(place, self.source.beside) in found:
-                pass  # comes with the object that it is beside
+                pass  # comes with its object
             else:
                 other = self._beside(system, place, found, pattern)
                 url = pattern if place == path else _url(system, place)
@@ -244,7 +244,7 @@ def _tried(request: Callable[[], Result], url: str) -> Result:
 
 
 def _download(file: RemoteFile, target: Path, stopped: Event) -> None:
-    """Copy an object, going on where a connection ended. Raises DataError."""
+    """Copy an object; continue where a connection ended. Raises DataError."""
     failures, most = 0, 0
     with target.open("wb", buffering=0) as out:
         while True:
