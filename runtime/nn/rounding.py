@@ -19,7 +19,7 @@ from xtrain.runtime.nn.number_formats import Groups, ScaledMatrix, largest_of, o
 INPUTS: Final = (-128, 127)
 
 
-class Grid(NamedTuple):
+class IntegerGrid(NamedTuple):
     """Scales of groups of numbers, the integers of 0, and the ends of the integers."""
 
     scale: Tensor
@@ -48,23 +48,23 @@ class Grid(NamedTuple):
         return scaled.masked_fill_(saturated, 0).mul_(self.scale.reciprocal()).to(grad.dtype)
 
 
-def weight_grid(weight_NGM: Tensor, bits: int, groups: Groups = ()) -> Grid:
+def weight_grid(weight_NGM: Tensor, bits: int, groups: Groups = ()) -> IntegerGrid:
     """Return the grid of a matrix [N, G, M] with G groups in a row. groups: ranks that hold the rest of the rows."""
     high = 2 ** (bits - 1) - 1
     scale = (over_ranks(largest_of(weight_NGM, -1), groups) / (high + 0.5)).clamp_(
         min=torch.finfo(weight_NGM.dtype).smallest_normal
     )
-    return Grid(scale.to(_exact(weight_NGM)), None, -high - 1, high)
+    return IntegerGrid(scale.to(_exact(weight_NGM)), None, -high - 1, high)
 
 
-def input_grid(x_TK: Tensor, groups: Groups = ()) -> Grid:
+def input_grid(x_TK: Tensor, groups: Groups = ()) -> IntegerGrid:
     """Return the grid of inputs [T, K]. groups: ranks that hold the rest of a token."""
     ends = torch.stack((x_TK.amin(-1, keepdim=True).neg_(), x_TK.amax(-1, keepdim=True))).clamp_(min=0)
     below, above = over_ranks(ends, groups)
     low, high = INPUTS
     scale = ((above + below) / (high - low)).clamp_(min=torch.finfo(x_TK.dtype).smallest_normal)
     zero = (low - (-below / scale).round_()).clamp_(low, high)
-    return Grid(scale.to(_exact(x_TK)), zero, low, high)
+    return IntegerGrid(scale.to(_exact(x_TK)), zero, low, high)
 
 
 def _exact(x: Tensor) -> torch.dtype:
@@ -113,7 +113,7 @@ class RoundedMatrix(ScaledMatrix):
         grid, weight_NGM = self._grid(weight_NK)
         return grid.values(weight_NGM).view_as(weight_NK)
 
-    def _grid(self, weight_NK: Tensor) -> tuple[Grid, Tensor]:
+    def _grid(self, weight_NK: Tensor) -> tuple[IntegerGrid, Tensor]:
         weight_NGM = self._in_groups(weight_NK)
         return weight_grid(weight_NGM, self.qat.bits, self._inputs if self.qat.group == ROW else ()), weight_NGM
 
