@@ -40,7 +40,7 @@ WITH_COMMANDS = (
         f"{RANKS}/test_{name}.py"
         for name in (
             "survival", "ways_in", "restarts", "epochs", "started", "stopped_commands", "crash_campaign", "full_disks",
-            "data_parallel", "moved", "replay",
+            "data_parallel", "moved", "replay", "bisect",
         )
     ),
     *(f"tests/components/test_{name}.py" for name in ("batches_of_loaders", "lr_sweep")),
@@ -157,7 +157,7 @@ def pytest_configure(config: pytest.Config) -> None:
     chosen = config.option.markexpr
     examples.is_long = "slow" in chosen and "not slow" not in chosen
     # Of tests that do not say how many themselves.
-    count = 100 if examples.is_long else 30
+    count = 100 if examples.is_long else 20
     hypothesis.settings.register_profile("xtrain", max_examples=count, deadline=None)  # a busy machine keeps none
     hypothesis.settings.load_profile("xtrain")
     worker = getattr(config, "workerinput", None)

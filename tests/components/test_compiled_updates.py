@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._inductor.utils import run_and_get_code
 
 from xtrain.components.optimizers.adamw8bit_torch import AdamW8bitOptimizer
 from xtrain.components.optimizers.adamw_torch import LocalAdamW
@@ -101,6 +100,8 @@ CASES = {
     "sgd, rounded at random": (sgd, torch.bfloat16, True, {}),
 }
 
+LONG = ("adamw, moments in bf16", "adamw8bit, rounded at random", "lion", "muon")
+
 
 @pytest.fixture
 def decomposed(monkeypatch):
@@ -111,8 +112,8 @@ def decomposed(monkeypatch):
 
 @pytest.mark.usefixtures("decomposed")
 @pytest.mark.parametrize(
-    "name",  # 8-bit moments compile for seconds: by default without rounding, which others have
-    [pytest.param(name, marks=pytest.mark.slow if name == "adamw8bit, rounded at random" else ()) for name in CASES],
+    "name",  # 8-bit moments compile for seconds: by default without rounding; other optimizers with all they can have
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CASES],
 )
 def test_compiled_updates_have_the_numbers_of_plain_ones(name):
     """To 1e-6 in fp32; rounded numbers are the same but for those at the limit between two, of which one in 65,536
@@ -132,6 +133,8 @@ def test_compiled_updates_have_the_numbers_of_plain_ones(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw, rounded at random", "adamw, cautious decay", "lion", "schedule_free"])
 def test_an_update_is_one_kernel(name, monkeypatch):
+    from torch._inductor.utils import run_and_get_code
+
     make, form, rounds, options = CASES[name]
     monkeypatch.setitem(globals(), "SHAPES", ((48, 64), (32, 64)))
     torch._dynamo.reset()

@@ -7,9 +7,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from one_rank import one_rank
 from topologies import Topology
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
-from torch._inductor.fx_passes.post_grad import remove_noop_ops, view_to_reshape
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._symmetric_memory import _test_mode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -27,6 +24,11 @@ ASYNC = ("parallel.tp.overlap=true", "compile.mode=default", "launch.device=cuda
 def test_products_of_a_block_are_fused_with_what_travels(monkeypatch):
     """Two in the forward, two in the backward, and no collective is left beside them. Without NCCL, torch's pass would
     do nothing."""
+    # Not where tests are collected: it takes a second.
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
+    from torch._inductor.fx_passes.post_grad import remove_noop_ops, view_to_reshape
+
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:

@@ -1,6 +1,7 @@
 """Experts of transformers' layers that xtrain computes: their routers' losses, and choices that are made again."""
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 from code_models import ROLLOUT, built, content_of, make, rows
 from small_runs import SPEC, plan_of
 from torch import Tensor
-from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.ops import PlanMismatch
@@ -19,6 +19,8 @@ from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.code_experts import CodeExperts, repeating
 from xtrain.runtime.nn.model_code import CodeModel, build, config_of
 from xtrain.runtime.nn.recompute import runs_of
+
+QWEN3_MOE = "transformers.models.qwen3_moe.modeling_qwen3_moe"
 
 pytestmark = pytest.mark.usefixtures("inspected_here")
 
@@ -82,13 +84,13 @@ def _wider(right: Callable[..., Any], self: Any, x: Tensor) -> Any:
 
 def test_experts_that_get_some_tokens_at_a_time_are_left_to_transformers(monkeypatch: pytest.MonkeyPatch):
     assert measured("qwen3_moe") is not None
-    monkeypatch.setattr(modeling_qwen3_moe.Qwen3MoeSparseMoeBlock, "forward", _halves)
+    monkeypatch.setattr(f"{QWEN3_MOE}.Qwen3MoeSparseMoeBlock.forward", _halves)
     assert measured("qwen3_moe") is None
 
 
 def test_a_router_with_logits_of_more_than_the_experts_has_no_loss(monkeypatch: pytest.MonkeyPatch):
-    right = modeling_qwen3_moe.Qwen3MoeTopKRouter.forward
-    monkeypatch.setattr(modeling_qwen3_moe.Qwen3MoeTopKRouter, "forward", lambda *given: _wider(right, *given))
+    right = import_module(QWEN3_MOE).Qwen3MoeTopKRouter.forward
+    monkeypatch.setattr(f"{QWEN3_MOE}.Qwen3MoeTopKRouter.forward", lambda *given: _wider(right, *given))
     found = measured("qwen3_moe")
     assert found == {"router": None, "repeats": True}
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from code_models import built, inspected, rows, theirs
 from small_runs import SPEC, make_run, plan_of, read, save
-from transformers import AutoModelForCausalLM
 
 from xtrain.cli.main import main
 from xtrain.dsl.checking import model_code
@@ -218,6 +217,8 @@ def test_losses_and_exports_are_those_of_the_files(folder: Path, tmp_path: Path,
     export_of(plan, tmp_path / "run", checkpoint=None, averaged=None, dtype=None, most=10**9).write(
         tmp_path / "out", lambda *_: None
     )
+    from transformers import AutoModelForCausalLM
+
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True, dtype=torch.float64)
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
 
