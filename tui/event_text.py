@@ -33,6 +33,10 @@ class EventText:
     subject: str = ""
 
 
+LONGEST_FIELD = 8
+"""Most entries of a list or map that are shown; of longer ones, only their number is."""
+
+
 def event_text(event: Event) -> tuple[EventText, ...]:
     """Return the texts of an event; empty for one without a name."""
     if not event.event:
@@ -224,9 +228,13 @@ def _body(event: Event) -> str:
             loss = "" if event.loss is None else f"loss {decimal(event.loss, 4)}"
             seconds = "" if event.seconds is None else duration(event.seconds)
             return _joined(f"{event.status or 'ended'}  step {or_dash(event.step)}", loss, seconds)
-        case _:  # an event that has no words of its own, as of a later version: its fields as they are
+        case _:  # an event without words of its own, such as one of a later version: its fields, long ones counted
             fields = as_object(event).items()
-            return _joined(*(f"{key} {value}" for key, value in fields if key not in ("event", "time", "step")))
+            return _joined(*(f"{key} {_field(value)}" for key, value in fields if key not in ("event", "time", "step")))
+
+
+def _field(value: object) -> str:
+    return str(len(value)) if isinstance(value, list | dict) and len(value) > LONGEST_FIELD else str(value)
 
 
 def _read(event: training.WeightsEvent) -> str:

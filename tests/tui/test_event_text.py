@@ -81,3 +81,13 @@ def test_no_field_is_needed() -> None:
     for kind in [*kinds.split(), "tokenise", "failure", "run_end", "resumed", "paused", "device", "nonfinite", *looks]:
         assert all(said.word for said in event_text({"event": kind}))
         in_one_line({"event": kind})
+
+
+def test_long_fields_are_counted():
+    sums = {f"layers.{layer}.weight": "0123456789abcdef" for layer in range(24)}
+    assert in_one_line({"event": "digests", "step": 9, "parameters": sums, "gradients": {}}) == (
+        "parameters 24  gradients {}"
+    )
+    assert in_one_line({"event": "row_losses", "place": 8, "losses": [1.5] * 40, "tokens": [7, 8]}) == (
+        "place 8  losses 40  tokens [7, 8]"
+    )
