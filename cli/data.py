@@ -128,6 +128,7 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", ar
         "bad_records": store.bad_records.count,
         "first_bad_records": [f"{record.origin}: {record.reason}" for record in store.bad_records.first],
         "bad_records_file": str(folder / "bad_records.jsonl") if store.bad_records.count else None,
+        **({"left_out": data.left_out.text(store.num_documents)} if data.left_out is not None else {}),
         "rows": {part: reader.rows.num_rows for part, reader in data.parts.items()},
         "seconds": round(time.monotonic() - begun, 3),
     }
@@ -161,6 +162,8 @@ def _print_result(found: dict[str, Any]) -> None:
     rows = " · ".join(f"{part} {count:,}" for part, count in found["rows"].items())
     files = f", from {plural(found['files'], 'file')}" if found["files"] else ""
     table = [("documents", f"{found['documents']:,} of {found['tokens']:,} tokens{files}"), ("rows", rows)]
+    if "left_out" in found:
+        table.append(("left out", found["left_out"]))
     if found["bad_records"]:
         table.append(("left out", f"{plural(found['bad_records'], 'bad record')}, listed in bad_records.jsonl there"))
         table += [("", line) for line in found["first_bad_records"]]

@@ -97,6 +97,8 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
             continue
         files = f"{plural(found['files'], 'file')}, " if found["files"] else ""
         page.heading(name, f"{files}{plural(found['bad_records'], 'bad record')}, store {found['store']}")
+        if data.left_out is not None:
+            page.line(f"  {data.left_out.text(data.store.num_documents)}")
         for part, own in found["parts"].items():
             if own["documents"]:
                 page.table(_table(part, own, found["oversized"]), styles=("bold", "dim"))

@@ -15,7 +15,7 @@ from xtrain.text.units import plural
 if TYPE_CHECKING:
     import numpy as np
 
-    from xtrain.runtime.feed.document_search import Benchmark
+    from xtrain.runtime.feed.cleaning import Benchmark
     from xtrain.runtime.store.history import TrainedSteps
 
     Found = dict[str, np.ndarray]
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     for text in arguments.text:
         seen = view.documents(json.dumps(text, ensure_ascii=False), _with_text(data, text)) or seen
     if matching is not None:
-        from xtrain.runtime.feed.document_search import Benchmark
+        from xtrain.runtime.feed.cleaning import Benchmark
 
         benchmark = Benchmark.read(matching, arguments.ngram or 13, arguments.field)
         seen = view.benchmark(matching, benchmark) or seen

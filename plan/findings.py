@@ -195,7 +195,9 @@ def _group(name: str, spec: Spec) -> tuple[str, ...]:
             return ("every.*.actions.*.dataset", "on.*.actions.*.dataset")
         case "records":  # how the records of a dataset are read
             return tuple(
-                f"dataset.{{}}.{name}" for name in settings_of(Dataset) if name not in ("bad_records", "without")
+                f"dataset.{{}}.{name}"
+                for name in settings_of(Dataset)
+                if name not in ("bad_records", "deduplicate", "decontaminate", "without")
             )
         case "all_records":
             return tuple(path.format("*") for path in _group("records", spec))

@@ -187,6 +187,17 @@ class Dataset:
     bad_records: int = setting(
         "unreadable records that are reported and skipped before the run fails", default=0, check=at_least(0)
     )
+    deduplicate: Literal["none", "exact"] = setting(
+        "exact: leave out documents with the same tokens and numbers as an earlier document of the dataset",
+        default="none",
+        added=True,
+    )
+    decontaminate: tuple[str, ...] = setting(
+        "files of benchmarks, JSON lines: leave out documents that share 13 words in a row with one of their records",
+        default=(),
+        example='["bench.jsonl"]',
+        added=True,
+    )
     without: tuple[int, ...] = setting(
         "documents that are never trained on, by their number as in `xtrain data show`: rows are packed and drawn "
         "with them, and then lose their tokens",

@@ -197,7 +197,8 @@ def add_data(graph: Builder, resolved: Resolved, estimates: Estimates, model: st
 
 @resumes(
     "setup.data",
-    "dataset kind patterns options reads holdout oversized bad_records seed sequence align method group without",
+    "dataset kind patterns options reads holdout oversized bad_records seed sequence align method group without "
+    "deduplicate decontaminate",
 )
 def _dataset(graph: Builder, resolved: Resolved, dataset: Dataset, tokenizer: str) -> str:
     seed = resolved.spec.experiment.seed
@@ -213,11 +214,19 @@ def _dataset(graph: Builder, resolved: Resolved, dataset: Dataset, tokenizer: st
         "align": resolved.align,
         **_packing(link),
     }
+    if dataset.deduplicate != "none":
+        args["deduplicate"] = dataset.deduplicate
+    if dataset.decontaminate:
+        args["decontaminate"] = list(dataset.decontaminate)
     if dataset.without:
         args["without"] = sorted(set(dataset.without))
     verb = "read token ids of" if dataset.source.records == "tokens" else "tokenize"
     form = form_text(args["reads"])
     does = f"{verb} {dataset.source.does()} once{f', {form}' if form else ''}"
+    if dataset.deduplicate != "none":
+        does += ", leave out documents that repeat an earlier one"
+    if dataset.decontaminate:
+        does += f", leave out documents that share 13 words with {', '.join(dataset.decontaminate)}"
     laid = "put each document into a row" if link.packing.single else "pack documents into rows"
     does += f", {laid} of {resolved.batch.sequence:,}"
     if dataset.choices is not None:

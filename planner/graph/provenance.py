@@ -22,7 +22,7 @@ from xtrain.planner.graph.timeline import Schedule, alert_reasons
 from xtrain.text.units import bytes_text, plural
 
 # Settings of a dataset that do not describe its records.
-_OF_ANY_RECORDS: Final = ("source", "holdout", "oversized", "bad_records", "without")
+_OF_ANY_RECORDS: Final = ("source", "holdout", "oversized", "bad_records", "deduplicate", "decontaminate", "without")
 
 
 def settings_provenance(spec: Spec) -> list[Provenance]:

@@ -137,6 +137,11 @@ def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterat
     if before["oversized"] != after["oversized"]:
         text = f"{before['oversized']} → {after['oversized']}: long documents would be packed differently, "
         yield other("oversized", text + "unless there are none", False)
+    for setting in ("deduplicate", "decontaminate"):
+        if before.get(setting) != after.get(setting):
+            one, other_one = (_list_text(args.get(setting)) for args in (before, after))
+            text = f"{one} → {other_one}: other documents would be trained on, unless the same ones are left out"
+            yield other(setting, text, False)
     if before.get("without") != after.get("without"):
         counts = [len(args.get("without", ())) for args in (before, after)]
         text = f"{counts[0]} → {plural(counts[1], 'document')} removed from the packed rows from here on"
@@ -144,6 +149,10 @@ def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterat
     if before["bad_records"] != after["bad_records"]:
         text = f"{before['bad_records']} → {after['bad_records']}: it decides whether a run fails, not what it reads"
         yield safe(f"{path}.bad_records", text)
+
+
+def _list_text(value: list[str] | str | None) -> str:
+    return value if isinstance(value, str) else ", ".join(value or ()) or "none"
 
 
 def _option(args: dict[str, Any], name: str) -> str:

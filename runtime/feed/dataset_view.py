@@ -154,6 +154,11 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
         "tokens": data.store.num_tokens,
         "bad_records": data.store.bad_records.count,
         "oversized": oversized,
+        **(
+            {"repeated": len(data.left_out.repeated), "contaminated": len(data.left_out.contaminated)}
+            if data.left_out is not None
+            else {}
+        ),
         **({"lost": dict(data.store.lost)} if data.store.lost else {}),
         **({"bad_reasons": reasons} if (reasons := _reasons(tokens / data.store.folder / BAD)) else {}),
         "parts": parts,

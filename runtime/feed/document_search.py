@@ -1,24 +1,21 @@
-"""Documents of a token store by their record, their text, or n-grams that they share with a benchmark. Without torch.
+"""Documents of a token store by their record or their text. Without torch.
 
-All searches read documents one after the other. In memory are the names of bad records and the n-grams of a benchmark.
+All searches read documents one after the other. In memory are the names of bad records.
 """
 
 import json
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 
 from xtrain.plan.plan import Plan
 from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.dataset_view import data_nodes
 from xtrain.runtime.feed.prepared import PreparedDataset, cache_of, source_of
-from xtrain.runtime.feed.records import BadRecord, strings
+from xtrain.runtime.feed.records import BadRecord
 from xtrain.runtime.feed.token_store import BAD, TokenStore
 from xtrain.runtime.feed.tokenizers import TextTokenizer
 
@@ -113,71 +110,3 @@ def origins_of(dataset: SearchedDataset, documents: set[int]) -> dict[int, str]:
     """Return the origin of each of some documents, below the working folder as a relative path."""
     here = f"{Path.cwd()}/"
     return {document: origin.removeprefix(here) for document, origin in dataset.origins() if document in documents}
-
-
-_WORD = re.compile(r"\w+")
-
-
-def words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation, as n-grams are compared (GPT-3, arXiv 2005.14165,
-    appendix C)."""
-    return _WORD.findall(text.lower())
-
-
-def grams(text: str, size: int) -> Iterator[int]:
-    """Yield a 64-bit hash of each n-gram of words of a text."""
-    parts = words(text)
-    for first in range(len(parts) - size + 1):
-        gram = " ".join(parts[first : first + size])
-        yield int.from_bytes(blake2b(gram.encode(), digest_size=8).digest(), "little")
-
-
-@frozen(kw_only=True)
-class Benchmark:
-    """N-grams of the records of a file of JSON lines. records: hash of an n-gram → the lines that have it. sizes: line
-    → its number of different n-grams; too_short: lines without one."""
-
-    size: int
-    records: Mapping[int, tuple[int, ...]]
-    sizes: Mapping[int, int]
-    too_short: tuple[int, ...] = field(default=())
-
-    @classmethod
-    def read(cls, path: Path, size: int, name: str | None) -> "Benchmark":
-        """Read the texts of each line; name: only those below this key. Raises DataError for an unreadable file."""
-        found: dict[int, list[int]] = defaultdict(list)
-        sizes: dict[int, int] = {}
-        short: list[int] = []
-        try:
-            with path.open(encoding="utf-8") as lines:
-                for number, line in enumerate(lines, start=1):
-                    if not line.strip():
-                        continue
-                    own = {gram for text in _texts(json.loads(line), name, path, number) for gram in grams(text, size)}
-                    for gram in own:
-                        found[gram].append(number)
-                    sizes[number] = len(own)
-                    short += [] if own else [number]
-        except ValueError as error:
-            raise DataError(f"{path} is not a file of JSON lines: {error}", path=path) from None
-        return cls(
-            size=size,
-            records={gram: tuple(numbers) for gram, numbers in found.items()},
-            sizes=sizes,
-            too_short=tuple(short),
-        )
-
-    def shared(self, text: str) -> Counter[int]:
-        """Return line → the number of its n-grams that a text has."""
-        counts: Counter[int] = Counter()
-        for gram in set(grams(text, self.size)):
-            counts.update(self.records.get(gram, ()))
-        return counts
-
-
-def _texts(record: Any, name: str | None, path: Path, number: int) -> list[str]:
-    if name is None:
-        return [*strings(list(record.values()) if isinstance(record, dict) else record)]
-    if not isinstance(record, dict) or name not in record:
-        raise DataError(f"the record has no field `{name}`", path=path, line=number)
-    return [*strings(record[name])]

@@ -6,7 +6,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from attrs import field, frozen
@@ -23,6 +23,9 @@ from xtrain.runtime.feed.sources.source import DataSource, open_source
 from xtrain.runtime.feed.token_store import FORMAT, DataProgress, Report, TokenStore, open_named, open_store
 from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
 from xtrain.runtime.feed.tokenizing.tokenize import TokeniseJob, make_store
+
+if TYPE_CHECKING:
+    from xtrain.runtime.feed.cleaning import LeftOut
 
 INDEX = "files.json"
 """Index of file digests, next to the stores."""
@@ -149,6 +152,8 @@ class PreparedDataset:
     heldout_documents: np.ndarray
     train_rows: Rows
     heldout_rows: Rows
+    left_out: "LeftOut | None" = None
+    """Documents in neither part; None if the settings leave out none."""
     reference: Mapping[str, str] = field(factory=dict)
     """Identity of a reference model's column that the run added to the store: `reference`, as the plan names it, and
     `weights`, their digests; empty without one."""
@@ -177,18 +182,22 @@ def prepare(
     method: str | None = None,
     group: int = 1,
     without: Sequence[int] = (),
+    left_out: "LeftOut | None" = None,
 ) -> PreparedDataset:
     """Split off the hold-out and pack both parts, or open them from `cache`.
 
-    without: documents of the store whose tokens are removed from the packed training rows. Raises DataError as
-    `cached_split`, `pack_rows` and `cached_rows` do, and for a document that does not exist.
+    left_out: documents in neither part. without: documents of the store whose tokens are removed from the packed
+    training rows. Raises DataError as `cached_split`, `pack_rows` and `cached_rows` do, and for a document that does
+    not exist.
     """
     if without and max(without) >= store.num_documents:
         raise DataError(
             f"dataset {dataset} has {store.num_documents:,} documents, and `without` names number {max(without):,}",
             remedy="Numbers start at 0; `xtrain data show` prints them.",
         )
-    documents = dict(zip(PARTS, cached_split(store, cache, holdout, seed), strict=True))
+    gone, key = (None, "") if left_out is None else (left_out.all, left_out.key)
+    split = cached_split(store, cache, holdout, seed, gone, key)
+    documents = dict(zip(PARTS, split, strict=True))
     settings = {"holdout": holdout, "seed": seed, "sequence": sequence, "oversized": oversized}
     settings |= {"align": align, "method": method, "group": group}
 
@@ -199,7 +208,7 @@ def prepare(
             lengths = store.lengths_of(documents[part])
             return pack_rows(lengths, sequence, oversized, align, method=method, group=group)
 
-        return cached_rows(cache / _rows_name(store.folder, part, settings), pack)
+        return cached_rows(cache / _rows_name(store.folder, part, settings, key), pack)
 
     train_rows = packed("training")
     if without:
@@ -212,24 +221,38 @@ def prepare(
         heldout_documents=documents["hold-out"],
         train_rows=train_rows,
         heldout_rows=packed("hold-out"),
+        left_out=left_out,
     )
 
 
-def _rows_name(store: str, part: str, args: Mapping[str, Any]) -> str:
-    """Return the folder name of packed rows, from their store's folder and the arguments of `setup.data`."""
+def _rows_name(store: str, part: str, args: Mapping[str, Any], left_out: str) -> str:
+    """Return the folder name of packed rows, from their store's folder and the arguments of `setup.data`. left_out: key
+    of the documents that are left out."""
     settings = {"capacity": args["sequence"], "align": args.get("align", 1), "oversized": args["oversized"]}
     settings |= packing_of(args.get("method")).names_rows(args.get("group", 1))
+    settings |= {"left_out": left_out} if left_out else {}
     return rows_key(store=store, holdout=args["holdout"], seed=args["seed"], part=part, **settings)
 
 
 def rows_there(plan: Plan, node: Node, names: Sequence[str]) -> int | None:
     """Return the number of packed training rows of a `setup.data` node in the cache, for a store with one of the
     `names`; None without any. Reads nothing else."""
+    left_out = ""
+    if cleaning := _cleaning(node):
+        from xtrain.runtime.feed.cleaning import cleaning_key
+
+        left_out = cleaning_key(cache_of(plan), *cleaning)
     for name in names:
-        folder = cache_of(plan) / "rows" / _rows_name(name, "training", node.args)
+        folder = cache_of(plan) / "rows" / _rows_name(name, "training", node.args, left_out)
         if (count := num_rows(folder)) is not None:
             return count
     return None
+
+
+def _cleaning(node: Node) -> tuple[str, Sequence[str]] | None:
+    """Return `deduplicate` and `decontaminate` of a dataset; None if it leaves out no document."""
+    found = (node.args.get("deduplicate", "none"), node.args.get("decontaminate", ()))
+    return None if found == ("none", ()) else found
 
 
 def source_of(plan: Plan, node: Node, tokenizer: TextTokenizer) -> DataSource:
@@ -264,7 +287,7 @@ def prepared_from(
     source = source_of(plan, node, tokenizer)
     encoder = DocumentEncoder(tokenizer, node.args["reads"])
     store = build_store(source, encoder, cache_of(plan) / "tokens", jobs=jobs, progress=progress)
-    return packed_from(plan, node, store)
+    return packed_from(plan, node, store, tokenizer)
 
 
 def opened_from(plan: Plan, node: Node, names: Sequence[str]) -> PreparedDataset | None:
@@ -279,12 +302,18 @@ def cache_of(plan: Plan) -> Path:
     return Path(plan.workspace["root"]) / "cache"
 
 
-def packed_from(plan: Plan, node: Node, store: TokenStore) -> PreparedDataset:
+def packed_from(plan: Plan, node: Node, store: TokenStore, tokenizer: TextTokenizer | None = None) -> PreparedDataset:
     """Return the dataset of a `setup.data` node from its tokens in `store`, packed now if its rows are not in the
     cache."""
+    cleaned = None
+    if cleaning := _cleaning(node):
+        from xtrain.runtime.feed.cleaning import left_out
+
+        tokenizer = tokenizer or load_tokenizer(plan.node("setup.tokenizer").args["source"], Path.cwd())
+        cleaned = left_out(store, tokenizer, cache_of(plan), *cleaning)
     wanted = ("dataset", "holdout", "oversized", "seed", "sequence", "align", "method", "group", "without")
     args: dict[str, Any] = {name: node.args[name] for name in wanted if name in node.args}
-    return prepare(store, cache=cache_of(plan) / "rows", **args)
+    return prepare(store, cache=cache_of(plan) / "rows", left_out=cleaned, **args)
 
 
 # Largest number of bytes to read, to hash files without a remembered digest: takes a moment.

@@ -168,12 +168,15 @@ def prepare_dataset(
     method: str | None = None,
     group: int = 1,
     without: list[int] | None = None,
+    deduplicate: str = "none",
+    decontaminate: list[str] | None = None,
 ) -> dict[str, PreparedDataset]:
     """Tokenize, split off the hold-out, and pack both parts into rows of `sequence` positions: once, then cached.
 
     Documents are padded to a multiple of `align` positions; `group` of them are packed together unless they are packed
-    in order. The tokens of the documents `without` are removed from the packed rows. One rank of a machine builds, the
-    others then open the result.
+    in order. Repeated documents are left out if `deduplicate` says so, and those that share words with the benchmarks
+    `decontaminate`. The tokens of the documents `without` are removed from the packed rows. One rank of a machine
+    builds, the others then open the result.
     """
     node = plan.node(node_id)
 
@@ -203,6 +206,8 @@ def _warn_of_left_out(records: Records, prepared: PreparedDataset, oversized: st
     if prepared.store.lost and not silent:
         lost = ", ".join(f"{kind} in {plural(count, 'record')}" for kind, count in prepared.store.lost.items())
         records.warn(f"dataset {name}: the chat template does not write {lost}", step=0)
+    if prepared.left_out is not None:
+        records.warn(f"dataset {name}: {prepared.left_out.text(prepared.store.num_documents)}", step=0)
     bad_records = prepared.store.bad_records
     for bad in bad_records.first:
         records.warn(f"dataset {name}: {bad.origin}: {bad.reason}", step=0)

@@ -143,21 +143,27 @@ FILES = ("training.npy", "heldout.npy")
 Split = tuple[np.ndarray, np.ndarray]
 
 
-def cached_split(store: TokenStore, cache: Path, holdout: float, seed: int) -> Split:
+def cached_split(
+    store: TokenStore, cache: Path, holdout: float, seed: int, left_out: np.ndarray | None = None, key: str = ""
+) -> Split:
     """Return (training, held out) of `split_holdout`, computed now if it is not in `cache`.
 
-    Raises DataError as `split_holdout` does, and if the cache cannot be written.
+    left_out: int64, documents in neither part; key: names them. Raises DataError as `split_holdout` does, and if the
+    cache cannot be written.
     """
-    folder = cache / f"split-{rows_key(store=store.folder, documents=store.num_documents, holdout=holdout, seed=seed)}"
+    depends_on = {"store": store.folder, "documents": store.num_documents, "holdout": holdout, "seed": seed}
+    folder = cache / f"split-{rows_key(**depends_on, **({'left_out': key} if key else {}))}"
+    removed = np.empty(0, dtype=np.int64) if left_out is None else left_out
+    count = store.num_documents - len(removed)
     for _ in range(ATTEMPTS):
-        if (known := _open_split(folder, store.num_documents)) is not None:
+        if (known := _open_split(folder, count)) is not None:
             return known
-        split = split_holdout(store.offsets, holdout, seed)
+        split = _split_without(store, removed, holdout, seed)
         try:
             make_folder(
                 folder,
                 lambda partial, split=split: _write_split(split, partial),
-                lambda there: _open_split(there, store.num_documents) is not None,
+                lambda there: _open_split(there, count) is not None,
             )
         except OSError as error:
             remedy = "Free some space or choose another cache folder."
@@ -165,6 +171,15 @@ def cached_split(store: TokenStore, cache: Path, holdout: float, seed: int) -> S
                 f"cannot write which documents are held out: {error}", path=folder, remedy=remedy
             ) from error
     raise DataError("the file was damaged while it was written", path=folder, remedy="Check this file system.")
+
+
+def _split_without(store: TokenStore, removed: np.ndarray, holdout: float, seed: int) -> Split:
+    if not len(removed):
+        return split_holdout(store.offsets, holdout, seed)
+    kept = np.setdiff1d(np.arange(store.num_documents), removed, assume_unique=True)
+    offsets = np.concatenate(([0], np.cumsum(store.lengths_of(kept))))
+    training, heldout = split_holdout(offsets, holdout, seed)
+    return kept[training], kept[heldout]
 
 
 def _open_split(folder: Path, documents: int) -> Split | None:

@@ -1,0 +1,216 @@
+"""Documents that a dataset leaves out: those that repeat an earlier one, and those that share words with a benchmark.
+Without torch.
+
+Documents are read one after the other. In memory are the hashes of `AT_ONCE` documents, and the n-grams of benchmarks.
+"""
+
+import json
+import os
+import re
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from attrs import field, frozen
+
+from xtrain.plan.canonical import DATA, digest
+from xtrain.runtime.base.errors import DataError
+from xtrain.runtime.base.files import make_folder
+from xtrain.runtime.feed.digests import FileDigests
+from xtrain.runtime.feed.records import strings
+from xtrain.runtime.feed.token_store import TokenStore
+from xtrain.runtime.feed.tokenizers import TextTokenizer
+from xtrain.text.units import plural
+
+NGRAM: Final = 13
+"""Words that a document and a benchmark share in contamination (GPT-3, arXiv 2005.14165, appendix C)."""
+AT_ONCE: Final = 1 << 23
+FORMAT: Final = 1
+_FILES: Final = ("repeated.npy", "contaminated.npy")
+
+
+@frozen(kw_only=True)
+class LeftOut:
+    """Documents of a store that a dataset leaves out, int64, ascending. repeated: they have all tokens and numbers of
+    an earlier document. contaminated: other ones that share `NGRAM` words with a record of a benchmark. key: names
+    what they depend on."""
+
+    repeated: np.ndarray
+    contaminated: np.ndarray
+    key: str = ""
+
+    @property
+    def all(self) -> np.ndarray:
+        """All of them, int64, ascending."""
+        return np.sort(np.concatenate((self.repeated, self.contaminated)))
+
+    def text(self, documents: int) -> str:
+        """Say how many of the documents of a store are left out."""
+        counts = f"{len(self.repeated):,} repeat an earlier one, {len(self.contaminated):,} share {NGRAM} words"
+        return f"{len(self.all):,} of {plural(documents, 'document')} are left out: {counts} with a benchmark"
+
+
+def cleaning_key(cache: Path, deduplicate: str, decontaminate: Sequence[str]) -> str:
+    """Return the name of what a dataset leaves out.
+
+    cache: folder of cached data. Raises DataError if a benchmark cannot be read.
+    """
+    digests = FileDigests(cache / "tokens" / "files.json")
+    contents = [digests.digest(Path(path)) for path in decontaminate]
+    return digest([FORMAT, deduplicate, NGRAM, contents], DATA, size=16)
+
+
+def left_out(
+    store: TokenStore, tokenizer: TextTokenizer, cache: Path, deduplicate: str, decontaminate: Sequence[str]
+) -> LeftOut:
+    """Return the documents that a dataset leaves out, found now unless they are in the cache.
+
+    Raises DataError if a benchmark cannot be read, or the cache cannot be written.
+    """
+    key = cleaning_key(cache, deduplicate, decontaminate)
+    folder = cache / "rows" / f"left-out-{digest([key, store.folder], DATA, size=16)}"
+    if (known := _open(folder, key)) is None:
+        repeated = repeated_documents(store) if deduplicate == "exact" else np.empty(0, dtype=np.int64)
+        texts = ((each, tokenizer.decode(store.document(each))) for each in range(store.num_documents))
+        contaminated = _sharing(texts, decontaminate) if decontaminate else np.empty(0, dtype=np.int64)
+        found = LeftOut(repeated=repeated, contaminated=np.setdiff1d(contaminated, repeated), key=key)
+        try:
+            make_folder(folder, lambda partial: _write(found, partial), lambda there: _open(there, key) is not None)
+        except OSError as error:
+            remedy = "Free some space or choose another cache folder."
+            message = f"cannot write which documents are left out: {error}"
+            raise DataError(message, path=folder, remedy=remedy) from error
+        known = found
+    return known
+
+
+def _open(folder: Path, key: str) -> LeftOut | None:
+    try:
+        parts = [np.load(folder / name, allow_pickle=False) for name in _FILES]
+    except (OSError, ValueError, EOFError):
+        return None
+    return LeftOut(repeated=parts[0], contaminated=parts[1], key=key)
+
+
+def _write(found: LeftOut, folder: Path) -> None:
+    for name, documents in zip(_FILES, (found.repeated, found.contaminated), strict=True):
+        with (folder / name).open("wb") as file:
+            np.save(file, documents, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def repeated_documents(store: TokenStore, at_once: int = AT_ONCE) -> np.ndarray:
+    """Return the documents with all tokens and numbers of an earlier document, int64, ascending.
+
+    Compares hashes of 128 bits. Reads the store once for each `at_once` documents, whose hashes take 24 bytes each.
+    """
+    parts = -(-store.num_documents // at_once)
+    found = [np.empty(0, dtype=np.int64)]
+    for part in range(parts):
+        numbers, hashes = array("q"), bytearray()
+        for document in range(store.num_documents):
+            name = _hash(store, document)
+            if parts == 1 or int.from_bytes(name[:4], "little") % parts == part:
+                numbers.append(document)
+                hashes += name
+        pairs_N2 = np.frombuffer(hashes, dtype=np.uint64).reshape(-1, 2)
+        order = np.lexsort((pairs_N2[:, 1], pairs_N2[:, 0]))  # stable: earlier documents first
+        same = (pairs_N2[order[1:]] == pairs_N2[order[:-1]]).all(axis=1)
+        found.append(np.frombuffer(numbers, dtype=np.int64)[order[1:][same]])
+    return np.sort(np.concatenate(found))
+
+
+def _hash(store: TokenStore, document: int) -> bytes:
+    first, end = store.offsets[document], store.offsets[document + 1]
+    hashed = blake2b(np.ascontiguousarray(store.tokens[first:end]).tobytes(), digest_size=16)
+    of_tokens = [array for array in (store.trained, *store.columns.values()) if array is not None]
+    of_document = [array for array in (store.choices, store.firsts, *store.values.values()) if array is not None]
+    for numbers in (*(each[first:end] for each in of_tokens), *(each[document : document + 1] for each in of_document)):
+        hashed.update(np.ascontiguousarray(numbers).tobytes())
+    return hashed.digest()
+
+
+def _sharing(texts: Iterator[tuple[int, str]], files: Sequence[str]) -> np.ndarray:
+    """Return the documents that share an n-gram with a record of the files, int64, ascending."""
+    grams_of_all: set[int] = set()
+    for file in files:
+        grams_of_all |= Benchmark.read(Path(file), NGRAM, None).records.keys()
+    found = [number for number, text in texts if not grams_of_all.isdisjoint(grams(text, NGRAM))]
+    return np.array(found, dtype=np.int64)
+
+
+# Words of benchmarks --------------------------------------------------------------------------------------------------
+
+_WORD = re.compile(r"\w+")
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without punctuation, as n-grams are compared (GPT-3, arXiv 2005.14165,
+    appendix C)."""
+    return _WORD.findall(text.lower())
+
+
+def grams(text: str, size: int) -> Iterator[int]:
+    """Yield a 64-bit hash of each n-gram of words of a text."""
+    parts = words(text)
+    for first in range(len(parts) - size + 1):
+        gram = " ".join(parts[first : first + size])
+        yield int.from_bytes(blake2b(gram.encode(), digest_size=8).digest(), "little")
+
+
+@frozen(kw_only=True)
+class Benchmark:
+    """N-grams of the records of a file of JSON lines. records: hash of an n-gram → the lines that have it. sizes: line
+    → its number of different n-grams; too_short: lines without one."""
+
+    size: int
+    records: Mapping[int, tuple[int, ...]]
+    sizes: Mapping[int, int]
+    too_short: tuple[int, ...] = field(default=())
+
+    @classmethod
+    def read(cls, path: Path, size: int, name: str | None) -> "Benchmark":
+        """Read the texts of each line; name: only those below this key. Raises DataError for an unreadable file."""
+        found: dict[int, list[int]] = defaultdict(list)
+        sizes: dict[int, int] = {}
+        short: list[int] = []
+        try:
+            with path.open(encoding="utf-8") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if not line.strip():
+                        continue
+                    own = {gram for text in _texts(json.loads(line), name, path, number) for gram in grams(text, size)}
+                    for gram in own:
+                        found[gram].append(number)
+                    sizes[number] = len(own)
+                    short += [] if own else [number]
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}", path=path) from None
+        except ValueError as error:
+            raise DataError(f"{path} is not a file of JSON lines: {error}", path=path) from None
+        return cls(
+            size=size,
+            records={gram: tuple(numbers) for gram, numbers in found.items()},
+            sizes=sizes,
+            too_short=tuple(short),
+        )
+
+    def shared(self, text: str) -> Counter[int]:
+        """Return line → the number of its n-grams that a text has."""
+        counts: Counter[int] = Counter()
+        for gram in set(grams(text, self.size)):
+            counts.update(self.records.get(gram, ()))
+        return counts
+
+
+def _texts(record: Any, name: str | None, path: Path, number: int) -> list[str]:
+    if name is None:
+        return [*strings(list(record.values()) if isinstance(record, dict) else record)]
+    if not isinstance(record, dict) or name not in record:
+        raise DataError(f"the record has no field `{name}`", path=path, line=number)
+    return [*strings(record[name])]

@@ -1,0 +1,158 @@
+"""Documents that a dataset leaves out: repeated ones, and those that share words with a benchmark."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import xtrain
+from forking import ForkedCommand
+from projects import TINY, Project, curve, events, worst
+
+from xtrain.plan.plan import Plan
+from xtrain.planner.load import plan_from_text
+from xtrain.planner.review.resumable import resumable
+from xtrain.runtime.base.errors import DataError
+from xtrain.runtime.feed.cleaning import repeated_documents
+from xtrain.runtime.feed.dataset_view import data_nodes, tokenizer_of
+from xtrain.runtime.feed.prepared import PreparedDataset, counted_rows, prepared_from
+
+CLEAN = ', deduplicate = exact, decontaminate = ["bench.jsonl"]'
+QUESTION = "how many words of a question must a document share before it counts as contaminated at all"
+
+
+def written(name: str, texts: list[str]) -> None:
+    Path(name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Documents: 5 is that of 1, 9 and 30 are that of 2; 12 and 20 have 13 words of the benchmark, 21 has 12."""
+    monkeypatch.chdir(tmp_path)
+    Project(tmp_path)
+    found = [f"document {i} " + "abc def ghi " * (i % 7) for i in range(40)]
+    found[5], found[9], found[30] = found[1], found[2], found[2]
+    words = QUESTION.split()
+    found[12] = "Before. " + " ".join(words[1:14]).upper() + "! And after."
+    found[20], found[21] = QUESTION, "other " + " ".join(words[:12]) + " other"
+    written("data.jsonl", found)
+    written("bench.jsonl", [QUESTION, "too short"])
+    return found
+
+
+LEFT_OUT = {5, 9, 12, 20, 30}
+
+
+def planned(clean: str = CLEAN, holdout: str = "0%", more: str = "") -> Plan:
+    text = TINY.format(steps=20, tied="true", more=more).replace("holdout = 10%", f"holdout = {holdout}{clean}")
+    plan = plan_from_text(text, "tiny.xtrain").plan
+    assert plan is not None
+    return plan
+
+
+def prepared(plan: Plan) -> PreparedDataset:
+    return prepared_from(plan, data_nodes(plan)["lines"], tokenizer_of(plan), jobs=1)
+
+
+def rows(data: PreparedDataset) -> list[list[bytes]]:
+    reader = data.parts["training"]
+    return [[part.tobytes() for part in reader.row(row).segments] for row in range(reader.rows.num_rows)]
+
+
+def test_rows_are_those_of_the_data_without_them(texts: list[str]):
+    data = prepared(planned())
+    assert (data.left_out.repeated.tolist(), data.left_out.contaminated.tolist()) == ([5, 9, 30], [12, 20])
+    assert {*data.train_documents.tolist()} == {*range(40)} - LEFT_OUT
+    written("data.jsonl", [text for number, text in enumerate(texts) if number not in LEFT_OUT])
+    assert rows(data) == rows(prepared(planned(clean="")))
+
+
+def test_held_out_documents_are_cleaned_too(texts: list[str]):
+    data = prepared(planned(holdout="30%"))
+    parts = [{*each.tolist()} for each in (data.train_documents, data.heldout_documents)]
+    assert parts[0] | parts[1] == {*range(40)} - LEFT_OUT and not parts[0] & parts[1] and len(parts[1]) > 5
+
+
+def test_memory_is_bounded_and_the_cache_is_read(texts: list[str], monkeypatch: pytest.MonkeyPatch):
+    plan = planned()
+    data = prepared(plan)
+    assert [repeated_documents(data.store, size).tolist() for size in (1, 7, 100)] == [[5, 9, 30]] * 3
+    monkeypatch.setattr("xtrain.runtime.feed.cleaning.repeated_documents", None)
+    again = prepared(plan)
+    assert again.left_out.all.tolist() == sorted(LEFT_OUT) and again.train_rows.num_rows == data.train_rows.num_rows
+    counted, other = counted_rows(plan), counted_rows(planned(clean=""))
+    assert counted is not None and counted.rows == {"lines": data.train_rows.num_rows} and other is None
+    # Another benchmark of the same name is another cleaning.
+    written("bench.jsonl", ["nothing that any document has"])
+    assert counted_rows(plan) is None
+
+
+def test_answers_with_other_labels_repeat_nothing(texts: list[str]):
+    records = [{"text": "the same", "margin": margin} for margin in (1.0, 2.0, 1.0)] + [{"text": "more", "margin": 1.0}]
+    Path("data.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    data = prepared(planned(clean=', deduplicate = exact, columns = { weights: "margin" }'))
+    assert data.left_out.repeated.tolist() == [2]
+
+
+def test_a_benchmark_that_cannot_be_read_is_named(texts: list[str]):
+    Path("bench.jsonl").unlink()
+    with pytest.raises(DataError, match=r"bench\.jsonl"):
+        prepared(planned())
+    Path("bench.jsonl").write_text("no json\n")
+    with pytest.raises(DataError, match="is not a file of JSON lines"):
+        prepared(planned())
+
+
+WRONG = [("deduplicate = fuzzy", "`deduplicate` cannot be `fuzzy`"), ("decontaminate = 3", "`decontaminate` must be")]
+
+
+@pytest.mark.parametrize(("clean", "said"), WRONG)
+def test_wrong_settings_are_explained(texts: list[str], clean: str, said: str):
+    text = TINY.format(steps=20, tied="true", more="").replace("holdout = 10%", clean)
+    assert any(said in each.message for each in plan_from_text(text, "tiny.xtrain").diagnostics.errors)
+
+
+def test_the_plan_shows_it_and_other_plans_stay(texts: list[str]):
+    with_it, without = planned(), planned(clean="")
+    does = with_it.node("setup.data.lines").does
+    assert "leave out documents that repeat an earlier one" in does and "share 13 words with bench.jsonl" in does
+    assert with_it.config_id != without.config_id
+    assert planned(clean=", deduplicate = none, decontaminate = []").id == without.id
+    verdict = resumable(without, with_it)
+    assert verdict.kind == "incompatible" and not verdict.certain
+    assert {each.path for each in verdict.reasons} == {"dataset.lines.deduplicate", "dataset.lines.decontaminate"}
+
+
+@pytest.mark.parametrize("moments", [(0.4, 0.9), pytest.param([n / 5 for n in range(1, 11)], marks=pytest.mark.slow)])
+def test_a_killed_build_is_completed_by_the_same_call(texts: list[str], moments: list[float]):
+    project = Path.cwd()
+    text = TINY.format(steps=20, tied="true", more="").replace("holdout = 10%", f"holdout = 10%{CLEAN}")
+    Path("tiny.xtrain").write_text(text)
+    for seconds in moments:
+        process = ForkedCommand(["data", "build", "tiny.xtrain"], project, dict(os.environ))
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate(timeout=60)
+    done = xtrain("data", "build", "tiny.xtrain", cwd=project)
+    said = "5 of 40 documents are left out: 3 repeat an earlier one, 2 share 13 words with a benchmark"
+    assert done.returncode == 0 and said in " ".join(done.stdout.split()), done.stderr
+    shown = xtrain("data", "stats", "tiny.xtrain", cwd=project)
+    assert said in " ".join(shown.stdout.split()), shown.stderr
+
+
+@pytest.mark.slow
+def test_all_layouts_leave_out_the_same(texts: list[str]):
+    project, found = Project(Path.cwd()), []
+    written("data.jsonl", texts)
+    for root, parallel in (("one", ""), ("two", "parallel { fsdp 2 }"), ("three", "parallel { tp 2, fsdp 2 }")):
+        text = TINY.format(steps=4, tied="true", more=parallel).replace("holdout = 10%", f"holdout = 10%{CLEAN}")
+        Path("tiny.xtrain").write_text(text)
+        found.append(project.run("tiny.xtrain", root=root))
+    assert len({json.dumps(events(each, "data")[0]["rows"]) for each in found}) == 1
+    curves = [curve(each) for each in found]
+    assert all(np.max(worst(curves[0], each)) < 1e-4 for each in curves[1:])
