@@ -37,8 +37,8 @@ SEQUENCE, MICRO, ACCUMULATE = 4096, 4, 2
 TOKENS = SEQUENCE * MICRO
 BLOCK: Final = 2 * DIM * DIM + 2 * DIM * KEYS + 3 * DIM * FFN
 PARAMETERS: Final = LAYERS * (BLOCK + 2 * DIM) + 2 * VOCAB * DIM + DIM
-# Rates of an H200: products of 16,384 rows, memory, attention forward and backward.
-BF16, FP8, MEMORY, ATTENTION = 740e12, 1200e12, 4.0e12, (420e12, 320e12)
+# Rates of an H200: products of 16,384 rows, memory, attention forward and backward by flex and by cuDNN.
+BF16, FP8, MEMORY, ATTENTION, CUDNN = 740e12, 1200e12, 4.0e12, (420e12, 320e12), (600e12, 470e12)
 HOST = 1.0e-3  # seconds of a step in which the device waits for the host
 LOGIT = 8  # bytes a logit of the compiled loss
 UPDATE, CLIP = 14, 4  # bytes a parameter: fused AdamW in bf16, scaled gradients
@@ -52,12 +52,17 @@ batch {{ sequence = {SEQUENCE}, micro = {MICRO}, accumulate = 2 }}
 optimizer adamw {{ lr = 1e-3 }}
 launch {{ device = cuda }}
 compile {{ mode = default }}
+cluster h200 {{ devices = 1 }}
 checkpoint {{ enabled = false }}
 """
+SINGLE = "rows of one document"
+IN_FP8 = "precision { params = bf16, compute = fp8 { recipe = rowwise } }\nactivation selective"
 CASES = {
+    f"bf16, {SINGLE}, selective": "precision { params = bf16 }\nactivation selective",
     "bf16, selective": "precision { params = bf16 }\nactivation selective",
     "bf16, full": "precision { params = bf16 }\nactivation full",
-    "fp8, selective": "precision { params = bf16, compute = fp8 { recipe = rowwise } }\nactivation selective",
+    "fp8, selective": IN_FP8,
+    f"fp8, {SINGLE}, selective": IN_FP8,
 }
 VIEWS = {
     "view", "_unsafe_view", "t", "transpose", "slice", "split", "unflatten", "detach", "alias", "unsqueeze", "expand",
@@ -86,14 +91,18 @@ class Moved(TorchDispatchMode):
         return sum(size for name, size in self.bytes.items() if name not in ("mm", "addmm"))
 
 
-def graphs(more: str) -> tuple[Graph, Graph]:
-    """Return the code of a block's forward and backward."""
+def graphs(case: str) -> tuple[Graph, Graph]:
+    """Return the code of a block's forward and backward: of rows of several documents, which flex computes, or of one,
+    which cuDNN does."""
+    single = SINGLE in case
     with tempfile.TemporaryDirectory() as made:
-        loaded = plan_from_text(SPEC + more, f"{made}/counts.xtrain", [], world=1)
+        loaded = plan_from_text(SPEC + CASES[case], f"{made}/counts.xtrain", [], world=1)
         assert loaded.plan is not None, loaded.diagnostics.render(color=False)
-        found = compiled(loaded.plan, codegen=True, packed=True, single=False)
+        found = compiled(loaded.plan, codegen=True, packed=not single, single=single)
     assert not found.breaks and not found.unknown
-    forward, backward = (graph for graph in found.code if "flex" in graph.calls)  # the third makes the mask
+    attends = "_scaled_dot_product" if single else "flex"
+    blocks = [graph for graph in found.code if any(name.startswith(attends) for name in graph.calls)]
+    forward, backward = blocks  # another one makes the mask
     return forward, backward
 
 
@@ -137,11 +146,12 @@ def norm_bytes() -> float:
 def predicted(name: str, forward: Graph, backward: Graph, head: float, norm: float) -> dict[str, Any]:
     """Return the counts and the prediction of a case."""
     fp8, again = name.startswith("fp8"), name.endswith("full")
+    rates = CUDNN if SINGLE in name else ATTENTION
     block = LAYERS * (6 * BLOCK + (2 * (BLOCK - DIM * FFN) if again else 0))
     attended = LAYERS * 2 * SEQUENCE * DIM  # operations of a causal forward
     seconds = {
         "products": block / (FP8 if fp8 else BF16) + 6 * VOCAB * DIM / BF16,
-        "attention": attended * (2 if again else 1) / ATTENTION[0] + 2.5 * attended / ATTENTION[1],
+        "attention": attended * (2 if again else 1) / rates[0] + 2.5 * attended / rates[1],
         "pointwise": LAYERS * (forward.moved + backward.moved) / TOKENS / MEMORY,
         "loss": head / MEMORY,
         "update": PARAMETERS * (UPDATE + CLIP + norm + 6 * (ACCUMULATE - 1)) / MEMORY / (TOKENS * ACCUMULATE),
@@ -162,8 +172,8 @@ def predicted(name: str, forward: Graph, backward: Graph, head: float, norm: flo
 
 def main() -> None:
     head, norm = loss_bytes(), norm_bytes()
-    for name, more in CASES.items():
-        print(json.dumps(predicted(name, *graphs(more), head, norm)), flush=True)
+    for name in CASES:
+        print(json.dumps(predicted(name, *graphs(name), head, norm)), flush=True)
 
 
 if __name__ == "__main__":

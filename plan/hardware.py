@@ -6,7 +6,8 @@ are the fastest product in that format, on tensor or matrix cores if the device 
 
 Attention kernels: `documents` is one product per document with torch's own kernel. `blocks` computes rows of a single
 document some queries at a time, with plain products over the keys up to the last of these queries; other rows as
-`documents`. `flex` uses a block mask of all documents; `mask` a plain mask.
+`documents`. `flex` uses a block mask of all documents; `mask` a plain mask. `cudnn` gives rows of a single document to
+cuDNN's kernel, which is faster than FlashAttention 2 on Hopper and Blackwell, and computes others as `flex`.
 """
 
 from importlib.util import find_spec
@@ -91,6 +92,18 @@ HIGHEST: Final = "cpu, highest"
 def kernel_on(device: str, matmul: str, kernels: dict[str, str]) -> str:
     """Return the kernel of a kind of device for the value of `matmul` in force."""
     return kernels.get(f"{device}, {matmul}", kernels[device])
+
+
+BLOCK_MASKS: Final = ("flex", "cudnn")  # kernels that need block masks of documents
+# Major CUDA compute capabilities on which cuDNN's attention is faster than torch's other kernels (about 1.4 times on an
+# H200), and the widest heads of its backward.
+CUDNN_ON: Final = (9, 10)
+WIDEST_CUDNN: Final = 128
+
+
+def has_cudnn(compute: str, head_dim: int) -> bool:
+    """Return True if cuDNN has a kernel for heads of this width."""
+    return compute == "bf16" and head_dim % 8 == 0 and NARROWEST <= head_dim <= WIDEST_CUDNN
 
 
 def plain_kernels(head_dim: int) -> dict[str, str]:

@@ -7,7 +7,7 @@ compiled by numba (`runtime/nn/fused_kernels.py`), in a fifth to a half of the t
 from typing import Final
 
 from xtrain.dsl.schema.setting import Auto
-from xtrain.plan.hardware import EXACT, HIGHEST, plain_kernels
+from xtrain.plan.hardware import BLOCK_MASKS, CUDNN_ON, EXACT, HIGHEST, has_cudnn, plain_kernels
 from xtrain.plan.mesh import device_kind
 from xtrain.plan.resolved import Resolved, exchanges, sums_positions
 
@@ -32,10 +32,21 @@ def attention_kernels(resolved: Resolved) -> dict[str, str]:
     if kernel != "auto":
         return {"cpu": str(kernel), "cuda": str(kernel)}
     plain = plain_kernels(resolved.architecture.head_dim)
+    if on_cudnn(resolved):
+        plain["cuda"] = "cudnn"
     if not in_blocks(resolved):
         return plain
     undecided = resolved.spec.precision.matmul == "auto" and resolved.formats.compute == "fp32"
     return {**plain, "cpu": "blocks", **({HIGHEST: plain["cpu"]} if undecided else {})}
+
+
+def on_cudnn(resolved: Resolved) -> bool:
+    """Return True if cuDNN's kernel is fastest for rows of one document on the devices of the cluster. A ring has its
+    own kernel; without a `cluster` the devices are unknown."""
+    sheet = resolved.spec.cluster.sheet
+    known = sheet is not None and device_kind(resolved.spec) != "cpu" and sheet.capability in CUDNN_ON
+    fits = has_cudnn(resolved.formats.compute, resolved.architecture.head_dim)
+    return known and fits and resolved.size("ring") == 1
 
 
 def in_blocks(resolved: Resolved) -> bool:
@@ -67,11 +78,11 @@ def hides_attention(resolved: Resolved) -> bool:
     """Return True if attention may run as a separately compiled function, whose results selective recomputation cannot
     keep.
 
-    So does flex, the kernel of cuda, unless whole blocks are compiled.
+    So do the kernels of cuda with block masks, unless whole blocks are compiled.
     """
     if resolved.spec.compile.mode != "none":
         return compiles_parts(resolved)
-    return device_kind(resolved.spec) != "cpu" and attention_kernels(resolved)["cuda"] == "flex"
+    return device_kind(resolved.spec) != "cpu" and attention_kernels(resolved)["cuda"] in BLOCK_MASKS
 
 
 def compiles_parts(resolved: Resolved) -> bool:

@@ -231,6 +231,8 @@ def _build(graph: Builder, resolved: Resolved, after: str) -> str:
     if args["attention"]["cpu"] == "blocks" and device_kind(spec) != "cuda":
         slower = ", unless fp32 products are computed as `highest`" if HIGHEST in args["attention"] else ""
         does += f"; on a CPU attention computes {QUERIES} queries of a row at a time{slower}"
+    if args["attention"]["cuda"] == "cudnn" and device_kind(spec) != "cpu":
+        does += "; on CUDA attention of rows of one document is cuDNN's, of others flex with a block mask"
     if args["pointwise"]["cpu"] == "fused" and device_kind(spec) != "cuda":
         does += "; on a CPU norms, rotations and SwiGLU are one pass each"
     if resolved.size("pp") > 1:

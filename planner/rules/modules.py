@@ -13,7 +13,7 @@ from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import HEAD, Architecture, BlockParameter, name_in_block
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.findings import Findings, checks
-from xtrain.plan.hardware import EXACT, NARROWEST
+from xtrain.plan.hardware import BLOCK_MASKS, CUDNN_ON, EXACT, NARROWEST, WIDEST_CUDNN, has_cudnn
 from xtrain.plan.mesh import Layout, device_kind
 from xtrain.plan.parameters import frozen_names, quantised_names
 from xtrain.plan.parameters import product_matrices as matrices_of
@@ -263,16 +263,25 @@ def _not_in_blocks(spec: Spec) -> str:
 @checks("model.attention", reads="model.attention launch.device cluster.preset")
 @checks(
     "model.attention_heads",
-    reads="model.attention model.family model.dim model.heads model.head_dim launch.device cluster.preset",
+    reads="model.attention model.family model.dim model.heads model.head_dim launch.device cluster.preset precision.*",
 )
 @checks("mesh.ring.attention", reads="model.attention {context}")
 def _check_attention(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
-    """Check the attention kernel: a ring has its own, which works document by document and block by block; flex is made
-    for cuda, blocks for a CPU."""
+    """Check the attention kernel: a ring has its own, which works document by document and block by block; flex and
+    cudnn are made for cuda, blocks for a CPU."""
     kernel, ring = spec.model.attention, layout.size("ring")
-    if kernel == "flex" and device_kind(spec) == "cpu":
-        message = "attention flex has no backward on cpu, and launch.device is cpu"
+    sheet, compute = spec.cluster.data_sheet(), resolve_formats(spec.precision, spec.parallel).compute
+    if kernel in BLOCK_MASKS and device_kind(spec) == "cpu":
+        message = f"attention {kernel} has no backward on cpu, and launch.device is cpu"
         found.fail("model.attention", "X419", "model.attention", message, "use attention auto, or device cuda")
+    elif kernel == "cudnn" and not has_cudnn(compute, architecture.head_dim):
+        message = f"cudnn has kernels of bf16 for heads of {NARROWEST} to {WIDEST_CUDNN} in steps of 8, and these are "
+        message += f"{architecture.head_dim} wide, computed in {compute}"
+        found.fail("model.attention_heads", "X419", "model.attention", message, "use attention auto, or compute bf16")
+    elif kernel == "cudnn" and sheet is not None and sheet.capability not in CUDNN_ON:
+        message = f"cudnn is made for compute capability {' and '.join(map(str, CUDNN_ON))}, and cluster "
+        message += f"{spec.cluster.preset} has {sheet.capability}"
+        found.fail("model.attention", "X419", "model.attention", message, "use attention auto")
     elif kernel == "flex" and architecture.head_dim < NARROWEST:
         message = f"flex has no kernel for heads of less than {NARROWEST}, and these are {architecture.head_dim} wide"
         hint = "use attention auto, or documents, or wider heads"

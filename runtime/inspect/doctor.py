@@ -9,7 +9,7 @@ from attrs import evolve
 
 from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.plan.data import TokenizerUnreadable
-from xtrain.plan.hardware import missing_for_server
+from xtrain.plan.hardware import BLOCK_MASKS, missing_for_server
 from xtrain.plan.plan import Plan
 from xtrain.plan.timeline import count_saves
 from xtrain.plan.vocabulary import differing_token
@@ -150,7 +150,7 @@ def of_compiler(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]
     """Check the compiler that Triton needs on a GPU in the first step: for flex attention, and for compiled blocks."""
     if kind != "cuda" or not machine.lacks:
         return
-    flex = plan.node("setup.build_model").args["attention"]["cuda"] == "flex"
+    flex = plan.node("setup.build_model").args["attention"]["cuda"] in BLOCK_MASKS
     blocks = any(node.op == "setup.compile" for node in plan.nodes)
     what = [*(["attention flex"] if flex else []), *(["blocks of the model"] if blocks else [])]
     if what:

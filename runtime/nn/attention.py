@@ -5,7 +5,7 @@ Every kernel keeps the documents of a row apart and is causal within each of the
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,10 @@ from attrs import evolve
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
+from xtrain.runtime.base.device import device_type
 from xtrain.runtime.nn.attention_blocks import (
     ATEN,
     PLAIN,
@@ -57,7 +59,7 @@ class AttentionModule(nn.Module):
         super().__init__()
         self.kernel, self.axes, self.scores = kernel, axes, scores
         self.sinks: nn.Parameter | None = None
-        self._one_graph = kernel in (flex, masked)
+        self._one_graph = kernel in (flex, cudnn, masked)
 
     @property
     def compiles(self) -> bool:
@@ -308,4 +310,33 @@ def _flex_functions(device_type: str) -> tuple[Callable[..., Tensor], Callable]:
     return torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask, dynamic=False)  # pyright: ignore
 
 
-KERNELS: dict[str, AttentionKernel] = {"documents": by_document, "blocks": by_queries, "mask": masked, "flex": flex}
+def cudnn(
+    q_BHSA: Tensor,
+    k_BKSA: Tensor,
+    v_BKSA: Tensor,
+    packing: DocumentLayout,
+    scores: Scores = PLAIN,
+    sink_H: Tensor | None = None,
+) -> Tensor:
+    """Compute rows of a single document with cuDNN's kernel, all others as `flex`. Shapes that cuDNN does not take go
+    to the next of torch's kernels."""
+    plain = packing.cached is None and packing.single and _is_causal(scores, sink_H, q_BHSA.shape[2])
+    if not plain or device_type(q_BHSA) != "cuda":
+        return flex(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
+    with sdpa_kernel(CUDNN_FIRST, set_priority=True):
+        return causal(q_BHSA, k_BKSA, v_BKSA, scores.scale)
+
+
+CUDNN_FIRST: Final = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+KERNELS: dict[str, AttentionKernel] = {
+    "documents": by_document,
+    "blocks": by_queries,
+    "mask": masked,
+    "flex": flex,
+    "cudnn": cudnn,
+}

@@ -22,6 +22,7 @@ from xtrain.blocks.block import block_of
 from xtrain.dsl.checking.config_json import SnapshotMissing, find_snapshot
 from xtrain.dsl.checking.model_code import source_digest
 from xtrain.plan.architecture import Architecture
+from xtrain.plan.hardware import BLOCK_MASKS
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.nn.adapters import put_on, put_on_head
@@ -140,7 +141,7 @@ class CodeTransformer(Transformer):
         before = frozenset(described["before"])
         stage = CodeStage(code, span.first, span.last, described["items"], before)
         self._stage = (stage,)  # in a tuple, so that it is no submodule
-        self.uses_flex = own and kernel == "flex"
+        self.uses_flex = own and kernel in BLOCK_MASKS
         self.kernels = frozenset((Scores(**scores), sinks) for scores, sinks in described["scores"])
         if span.embeds or (span.predicts and arch.embeds_behind):
             self.embed_tokens = code.embedding

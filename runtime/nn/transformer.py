@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from xtrain.dsl.schema.losses import LATER, LATER_LABELS, further_metrics
 from xtrain.dsl.schema.policy import EXPERTS
 from xtrain.plan.architecture import Architecture, RotaryAngles
+from xtrain.plan.hardware import BLOCK_MASKS
 from xtrain.runtime.nn.adapters import TaskLinear, put_on_head
 from xtrain.runtime.nn.attention import KERNELS, AttentionModule, with_block_masks
 from xtrain.runtime.nn.axes import Axes, column_parallel_input, local
@@ -78,7 +79,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self._begin(arch, span, axes, head)
-        self.uses_flex = kernel == "flex"
+        self.uses_flex = kernel in BLOCK_MASKS
         if span.embeds or (span.predicts and arch.embeds_behind):
             self.embed_tokens = Embedding(arch.vocab, arch.dim, axes)
         numbers = range(span.first, span.last + 1)

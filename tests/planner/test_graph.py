@@ -428,6 +428,24 @@ def test_heads_that_flex_has_no_kernel_for_are_attended_to_document_by_document(
         assert ("attention" in plan.node("setup.activation").args["save"]) == (kernel == "documents")
 
 
+@pytest.mark.parametrize(("blocks", "kernel"), [
+    ({}, "cudnn"),
+    ({"cluster": "cluster b200"}, "cudnn"),
+    ({"cluster": "cluster a100"}, "flex"),
+    ({"cluster": "cluster other { memory = 80 GiB, flops = 400T }"}, "flex"),
+    ({"precision": "precision { params = fp32 }"}, "flex"),
+    ({"model": "model llama { dim = 512, layers = 2, heads = 2 }"}, "flex"),  # heads 256 wide
+    ({"parallel": "parallel { cp 2 { ring = 2 } }"}, "flex"),
+    ({"launch": "launch { device = cpu }", "cluster": "cluster cpu { memory = 8 GiB, flops = 1T }"}, "flex"),
+])  # fmt: skip
+def test_rows_of_one_document_are_cudnns_where_it_is_faster(make_plan, blocks, kernel):
+    given = {"cluster": "cluster h200", "precision": "precision { params = bf16 }",
+             "model": "model llama { dim = 512, layers = 2, heads = 4 }"} | blocks  # fmt: skip
+    built = make_plan(2, **given, batch="batch { sequence = 256, micro = 1, rows = 2 }").node("setup.build_model")
+    assert built.args["attention"]["cuda"] == kernel
+    assert ("is cuDNN's, of others flex" in built.does) == (kernel == "cudnn")
+
+
 def node(name):
     return Node(id=name, kind="setup", op=name)
 

@@ -207,6 +207,7 @@ def as_on_cuda(found: Found, *, codegen: bool, partition: bool) -> Iterator[None
             (torch, "compile", compile),
             (trace, "left_out", _left_out),
             (attention, "FakeTensor", _Never),
+            (attention, "device_type", lambda x: "cuda"),
             (attention, "_flex_functions", flex_functions),
             (number_formats, "FakeTensor", _Never),
             (number_formats, "device_type", lambda x: "cuda"),

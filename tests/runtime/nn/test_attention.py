@@ -2,6 +2,7 @@
 
 # shapes: B rows, S positions, H query heads, K key/value heads, A head width
 
+from contextlib import contextmanager
 from itertools import product
 
 import pytest
@@ -10,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xtrain.plan.architecture import pairs_within
-from xtrain.runtime.nn import blockwise
+from xtrain.plan.hardware import BLOCK_MASKS
+from xtrain.runtime.nn import attention, blockwise
 from xtrain.runtime.nn.attention import KERNELS, newest, with_block_masks
 from xtrain.runtime.nn.attention_blocks import PLAIN, Scores, causal_blocks
 from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache
@@ -114,7 +116,7 @@ def test_windows_sinks_caps_and_scales_are_those_of_dense_attention(
     for attend in (KERNELS[name], dense):
         given = inputs()
         sink = torch.linspace(-2.0, 3.0, H, dtype=torch.float64).requires_grad_() if sinks else None
-        if name == "flex":  # which has no backward on a CPU
+        if name in BLOCK_MASKS:  # which have no backward on a CPU
             out = attend(*(x.detach() for x in given), layout, scores, None if sink is None else sink.detach())
             grads.append([out])
             continue
@@ -251,3 +253,22 @@ def test_windows_and_sinks_are_the_same_where_blocks_are_compiled():
         out.square().sum().backward()
         found.append([out, *(x.grad for x in given), sink.grad])
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_only_rows_of_one_document_go_to_cudnn(single, monkeypatch):
+    """On CUDA, with torch's other kernels after cuDNN's; and with the numbers of any other kernel."""
+    orders = []
+
+    @contextmanager
+    def ordered(backends, set_priority):
+        orders.append(([each.name for each in backends], set_priority))
+        yield
+
+    monkeypatch.setattr(attention, "device_type", lambda x: "cuda")
+    monkeypatch.setattr(attention, "sdpa_kernel", ordered)
+    q, k, v = (torch.randn(B, heads, S, 8, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2))
+    layout = packing(lengths=[S] * B if single else LENGTHS)
+    found = KERNELS["cudnn"](q, k, v, layout)
+    assert (found - KERNELS["mask"](q, k, v, layout)).abs().max() < 1e-5
+    assert orders == [(["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"], True)] * single
