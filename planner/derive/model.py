@@ -63,7 +63,10 @@ def kept_tensors(resolved: "Resolved", tensors: Iterable[ParameterSpec]) -> list
     return [each for each in tensors if each.trained and not (off and each.adapter)]
 
 
-@checks("loss.reference", reads="loss.* {model} checkpoint.pretrained checkpoint.from collate")
+@checks(
+    "loss.reference",
+    reads="loss.* {model} checkpoint.pretrained checkpoint.from collate experiment.seed precision.params",
+)
 def check_reference(spec: Spec, architecture: Architecture, found: Findings) -> None:
     """Report why the reference of the loss cannot be computed."""
     loss = spec.loss
@@ -91,11 +94,31 @@ def _of_weights(spec: Spec, reference: str) -> ReferenceProblem | None:
     """Return the fault if the reference names weights that do not exist."""
     if reference == ADAPTER_OFF and not spec.is_adapted:
         return "adapter_off is the model under an adapter, and there is no adapter", "write `reference = initial`"
-    drawn = spec.model.folder is None or spec.model.weights == "none"
-    if reference in (INITIAL, ADAPTER_OFF) and spec.checkpoint.from_ is not None and drawn and not spec.is_adapted:
+    named, drawn = spec.checkpoint.from_, spec.model.folder is None or spec.model.weights == "none"
+    own = named is None or not drawn or spec.is_adapted
+    if reference in (INITIAL, ADAPTER_OFF) and not own and not _drew_the_same(spec, str(named)):
         message = "the run resumes the state of another run, so its initial weights are random numbers"
         return message, "name the folder of the reference, or start from `checkpoint { pretrained }`"
     return None
+
+
+def _drew_the_same(spec: Spec, named: str) -> bool:
+    """Return True if the run whose state a run begins with has drawn the same initial weights, as replays do."""
+    from xtrain.dsl.load import load_spec
+    from xtrain.plan.serialise import PlanError, load_plan
+
+    for folder in (Path(named), *Path(named).parents[:2]):
+        try:
+            plan = load_plan(folder / "plan.json")
+        except PlanError:
+            continue
+        other = load_spec(plan.spec, (), {plan.spec: plan.spec_text}).spec
+        if other is None or other.checkpoint.pretrained is not None:
+            return False
+        drawn = [(each.model, each.experiment.seed, each.precision.params) for each in (spec, other)]
+        further = other.checkpoint.from_
+        return drawn[0] == drawn[1] and (further is None or _drew_the_same(other, further))
+    return False
 
 
 def _has_files(folder: str, digest: str) -> bool:

@@ -74,6 +74,22 @@ def test_a_window_is_repeated_bit_for_bit_and_without_documents(project: Project
     assert not same(folder(run).path(10), folder(less).path(10))
 
 
+def test_a_replay_has_the_initial_weights_of_its_run_as_reference(project: Project):
+    pairs = [{"chosen": "yes " * (1 + i % 7), "rejected": f"no {i} " * (1 + i % 4)} for i in range(60)]
+    (project.folder / "data.jsonl").write_text("".join(json.dumps(each) + "\n" for each in pairs))
+    more = "loss dpo { beta = 0.5, reference = initial }\nevery 2 steps checkpoint\ncheckpoint { keep = none }"
+    spec = project.spec(steps=6, more=more)
+    path = project.folder / spec
+    answers = 'jsonl("data.jsonl"), chosen = "chosen", rejected = "rejected"'
+    path.write_text(path.read_text().replace('jsonl("data.jsonl")', answers))
+    run = project.run(spec)
+    code, out, err = called(project, "replay", "tiny", "--from", "5")
+    assert code == 0 and "2 recorded steps: equal bit for bit" in out, err
+    changed = ("--set", "experiment.seed=4", "--set", f'checkpoint.from="{run}"')
+    refused = project.start(spec, *changed, "--ui", "none").communicate(timeout=240)[1]
+    assert "X444" in refused
+
+
 OUTSIDE = """
 launch { certificate = required }
 on start notify("echo start >> mails.txt")
