@@ -72,7 +72,9 @@ def test_a_hostile_template_is_bounded_and_says_why(name: str, tmp_path: Path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size < 1 << 17  # KiB
 
 
-@pytest.mark.parametrize("name", ["nested loops", "doubling", "a macro that calls itself"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("nested loops", marks=pytest.mark.slow), "doubling", "a macro that calls itself"]
+)
 def test_prompts_of_users_are_bounded_too(name: str, tmp_path: Path):
     from xtrain.runtime.feed.chat.template import ChatTemplate
 
