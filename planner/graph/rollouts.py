@@ -94,7 +94,7 @@ def episodes_text(resolved: Resolved, rollout: Rollout) -> str:
 
 def sampling_seconds(resolved: Resolved, rollout: Rollout) -> float | None:
     """Return the seconds to sample all completions of one round, for one step or several, with `max_tokens` tokens
-    each; None if a speed is unknown."""
+    each; of episodes also those to read each before its turns. None if a speed is unknown."""
     cluster = resolve_cluster(
         resolved.spec, resolved.formats.compute, resolved.layout.nodes, resolved.layout.mesh.ranks_per_node
     )
@@ -105,16 +105,18 @@ def sampling_seconds(resolved: Resolved, rollout: Rollout) -> float | None:
     ways = {True: resolved.layout.ep, False: resolved.size("tp")}
     weights = sum(each.size / ways[each.expert] for each in resolved.inventory.tensors) * size
     speed = cluster.flops * sum(cluster.efficiency) / len(cluster.efficiency)
-    completions = resolved.batch.micro * rollout.group
-    completions *= completion_positions(resolved, rollout) if computes_again(resolved) else 1
-    products = completions * forward_flops(resolved.architecture, resolved.batch.sequence) / resolved.size("tp") / speed
+    completions, positions = resolved.batch.micro * rollout.group, completion_positions(resolved, rollout)
+    position = completions * forward_flops(resolved.architecture, resolved.batch.sequence) / resolved.size("tp") / speed
+    products = position * (positions if computes_again(resolved) else 1)
     shards = prod(resolved.size(axis) for axis in resolved.shard_axes)
     crosses = resolved.layout.nodes > 1 and cluster.network is not None
     link = cluster.network if crosses and cluster.network is not None else cluster.link
     gathering = weights * (shards - 1) / shards / link if resolved.dense_fsdp else 0.0
     token = max(weights / sheet.bandwidth, products) + gathering
-    turns = 1 if rollout.environment is None else rollout.turns
-    return rollout.steps * resolved.batch.accumulate * rollout.max_tokens * turns * token
+    microbatches = rollout.steps * resolved.batch.accumulate
+    if rollout.environment is None:
+        return microbatches * rollout.max_tokens * token
+    return microbatches * rollout.turns * (rollout.max_tokens * token + position * positions)
 
 
 PROMPTS = "setup.prompts"

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, Generic, TypeVar
 from weakref import finalize
 
@@ -86,8 +87,8 @@ class Bounded(Generic[Asked, Given]):
         wait = self._bounds.wait
         self._deadline = None if wait is None else time.monotonic() + wait
         try:
-            self._connection.send(items)
-        except BlockingIOError:  # a process that reads nothing
+            _write(self._connection, items, wait)
+        except TimeoutError:  # a process that reads nothing, or slowly
             self._end()
             raise BeyondBounds(f"takes more than {wait:g} s") from None
         except ConnectionError:
@@ -100,6 +101,8 @@ class Bounded(Generic[Asked, Given]):
         assert self._connection is not None
         try:
             self._await(self._connection)
+            if self._deadline is not None:  # the rest of an answer larger than a pipe is written while it is read
+                self._deadline = max(self._deadline, time.monotonic() + (self._bounds.wait or 0.0))
             failure, results = self._answered(self._connection)
             if failure is not None:
                 raise failure
@@ -145,10 +148,6 @@ class Bounded(Generic[Asked, Given]):
     def _begin(self) -> None:
         self._connection, self._process = self._start()
         self._owner = os.getpid()
-        if (wait := self._bounds.wait) is not None:
-            with socket.socket(fileno=os.dup(self._connection.fileno())) as pipe:
-                timeout = struct.pack("ll", int(wait), int(wait % 1 * 1e6))
-                pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         finalize(self, _finish, self._connection, self._process, self._owner, self._bounds)
 
     def _start(self) -> tuple[Connection, int]:
@@ -188,6 +187,20 @@ class Bounded(Generic[Asked, Given]):
     def __getstate__(self) -> dict[str, Any]:
         functions = {"_function": self._function, "_more": self._more, "_bounds": self._bounds}
         return {**functions, "_connection": None, "_process": 0, "_owner": 0, "_sent": (), "_deadline": None}
+
+
+def _write(connection: Connection, items: Any, seconds: float | None) -> None:
+    """Send items as `Connection.send` does. Raises TimeoutError if they are not read within `seconds`."""
+    if seconds is None:
+        connection.send(items)
+        return
+    content = bytes(ForkingPickler.dumps(items))
+    with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
+        pipe.settimeout(seconds)
+        try:
+            pipe.sendall(struct.pack("!i", len(content)) + content)
+        finally:
+            pipe.settimeout(None)  # the connection has the same mode
 
 
 def _kill(process: int, bounds: CallLimits) -> None:

@@ -37,26 +37,30 @@ class ForkServer:
     def __init__(self, function: Prepared, bounds: CallLimits) -> None:
         self._function, self._bounds = function, bounds
         self._connection: Connection | None = None
-        self._process = 0
+        self._process, self._answers = 0, False
 
     def bounded(self) -> Bounded[Any, Any]:
         """Return the function in a process of its own, which starts with the first call."""
         return _Served(self._function, self._bounds, self.start)
 
     def start(self) -> tuple[Connection, int]:
-        """Start a process; return the connection to it and its id. A call may have ended the server, which is then
-        started again. Raises DataError if it ends at once."""
+        """Start a process; return the connection to it and its id. A call may have ended or stopped the server, which
+        is then started again. Raises DataError if it ends at once."""
         for fresh in (self._connection is None, True):
             if self._connection is None:
                 self._connection = self._begin()
             ours, theirs = Pipe()
             try:
                 send_handle(self._connection, theirs.fileno(), self._process)
-                return ours, self._connection.recv()
+                # The first answer comes after the code has been loaded, which has no limit.
+                if self._answers and not self._connection.poll(self._bounds.wait):
+                    raise EOFError
+                process, self._answers = self._connection.recv(), True
+                return ours, process
             except (EOFError, ConnectionError):
                 ours.close()
-                self._connection.close()
-                self._connection = None
+                self._stop()
+                self._connection, self._answers = None, False
                 if fresh:
                     break
             finally:
@@ -69,7 +73,7 @@ class ForkServer:
         server = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
         self._process = server.pid
-        finalize(self, _stop, ours, server)
+        self._stop = finalize(self, _stop, ours, server, os.getpid())
         with suppress(ConnectionError):  # the first process asked for will find it
             ours.send((self._function, self._bounds))
         return ours
@@ -88,8 +92,10 @@ class _Served(Bounded[Any, Any]):
         return self._started()
 
 
-def _stop(connection: Connection, server: subprocess.Popen[bytes]) -> None:
+def _stop(connection: Connection, server: subprocess.Popen[bytes], owner: int) -> None:
     connection.close()
+    if owner != os.getpid():  # a copy of the object in a forked process
+        return
     with suppress(ProcessLookupError):
         server.kill()
     server.wait()

@@ -2,9 +2,9 @@
 
 import pytest
 from attrs import evolve
-from forked_ranks import Mutation, Outcome
+from forked_ranks import Mutation, Outcome, RanksFailed
 from projects import events, records
-from sweeps import REWARD, episodes_trial, sampled_trial
+from sweeps import REWARD, WORLD, episodes_trial, sampled_trial
 from teachers import make_scorer, make_teacher
 from topologies import SCHEDULES, Topology
 from trials import TOLERANCE, Laboratory, gaps
@@ -133,6 +133,25 @@ def test_a_layout_has_the_episodes_of_one_process(lab: Laboratory, name: str, mo
     assert max(each["rollout/turns"] for each in known) > 1 and max(each["rollout/lost"] for each in known) > 0
     evaluated = [[e["reward"] for e in events(each.directory, "eval") if "reward" in e] for each in (outcome, alone)]
     assert evaluated[0] == pytest.approx(evaluated[1], rel=limit) and len(evaluated[0]) == 1
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("method", ["reset", "step", "finish"])
+@pytest.mark.parametrize("name", ["fsdp", "tp", "pp"])
+def test_an_error_of_an_environment_on_one_rank_ends_all(lab: Laboratory, name: str, method: str):
+    """While the others wait for it in a collective."""
+    trial = evolve(episodes_trial(lab, LAYOUTS[name]), steps=1)
+    begin = {
+        "reset": "def reset(self, task, random, each: float = 0.5):\n",
+        "step": "def step(self, text):\n",
+        "finish": "def finish(self):\n",
+    }[method]
+    assert begin in WORLD
+    (lab.folder / "world.py").write_text(WORLD.replace(begin, f"{begin}        assert os.environ['RANK'] != '0'\n"))
+    with pytest.raises(RanksFailed) as failed:
+        lab.run(trial, LAYOUTS[name].layout, saves=False)
+    said = str(failed.value)
+    assert said.startswith("failed (rank 0: exit code 1, rank 1: exit code") and "AssertionError" in said
 
 
 @pytest.mark.parametrize("name", ["fsdp", pytest.param("pp", marks=pytest.mark.matrix)])

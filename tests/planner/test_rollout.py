@@ -387,6 +387,12 @@ def test_a_plan_shows_the_environment_and_what_episodes_cost_at_most(tmp_path: P
     assert {name: sampled.args[name] for name in OF_EPISODES} == {"environment": "one", "turns": 3}
     # 4 rows, 4 episodes, 3 turns: of 20 tokens each, in 64 positions and one token more
     assert "at most 960 tokens are sampled and 3,120 read" in sampled.does
+    # The time is that of sampling, and of reading 16 episodes in two microbatches before each of three turns.
+    timed = planned(EPISODES + "cluster h100 { efficiency = 50% }\n")
+    assert timed.cluster.flops is not None
+    read = 8 * 64 * timed.estimates.flops_per_token / 3 / (0.5 * timed.cluster.flops)
+    seconds = 2 * 3 * (20 * 4 * timed.parameters.total / 3.35e12 + read)
+    assert f"about {seconds_text(seconds)} at full length" in timed.node("rollout.generate").does
     assert [each.op for each in plan.nodes if each.op.startswith("rollout.")][:2] == [
         "rollout.generate", "rollout.advantages"
     ]  # fmt: skip

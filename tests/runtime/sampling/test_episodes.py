@@ -233,25 +233,54 @@ def test_a_call_costs_its_episode_and_nothing_else(opened, code, lost):
 
 
 @pytest.mark.slow
-def test_a_call_that_ends_the_server_of_processes_costs_no_later_episode(opened):
-    environment, texts = opened(wait=8), [call("run", code="os.kill(os.getppid(), 9)"), "b", "c"]
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [9, 19], ids=["ends", "stops"])
+def test_a_call_that_ends_the_server_of_processes_costs_no_later_episode(opened, number):
+    environment, texts = opened(wait=4), [call("run", code=f"os.kill(os.getppid(), {number}); os._exit(0)"), "b", "c"]
     assert player(environment, Spoken([texts], most=150)).play(starts(1))[0].lost
     assert not player(environment, Spoken([["a", "b", "c"]])).play(starts(1))[0].lost
 
 
+READS_SLOWLY = """
+pipe, asked = max(map(int, os.listdir('/dev/fd'))), os.getpid()
+if not os.fork():
+    os.setsid()
+    time.sleep(0.1)
+    os.kill(asked, 19)
+    while os.read(pipe, 1 << 15):
+        time.sleep(0.5)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_a_text_that_a_process_does_not_read_costs_its_episode(opened):
+@pytest.mark.parametrize("code", [
+    "import signal, threading; threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSTOP)).start()", READS_SLOWLY,
+], ids=["not", "slowly"])  # fmt: skip
+def test_a_text_that_a_process_does_not_read_costs_its_episode(opened, code):
     """More than fits a pipe, for a process that has stopped after its answer."""
     process = opened(wait=1).episode()
     process.reset("1", "1", {"prompt": ""})
     process.opening()
-    later = "import signal, threading; threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSTOP)).start()"
-    process.call("1", [ToolCall("run", {"code": later})])
+    process.call("1", [ToolCall("run", {"code": code})])
     process.reply()
     time.sleep(0.5)
+    begin = time.monotonic()
     with pytest.raises(BeyondBounds, match=r"takes more than 1 s$"):
         process.step("1", "a" * (4 << 20))
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.slow
+def test_an_answer_larger_than_a_pipe_may_be_read_late(opened):
+    """The rank samples other turns for longer than a call may take: the answer has begun in time."""
+    process = opened(wait=1).episode()
+    process.reset("1", "1", {"prompt": ""})
+    process.opening()
+    process.call("1", [ToolCall("run", {"code": "x = 'a' * 1_000_000"})])
+    time.sleep(2)
+    reply = process.reply()
+    assert reply.messages is not None and len(reply.messages[0]["content"]) == 1_000_000
 
 
 @pytest.mark.parametrize(("step", "said"), [
