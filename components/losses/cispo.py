@@ -1,6 +1,7 @@
 """`loss cispo { … }`: the policy gradient with clipped weights (MiniMax-M1, arXiv 2506.13585)."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import ADVANTAGES, LOSSES, OLD
@@ -20,6 +21,14 @@ class Cispo(TokenPolicyLoss):
         "upper limit of ratios", default=5.0, check=positive, resuming="ratios are clipped by it from here on"
     )
 
+    outside: Literal["clip", "mask"] = setting(
+        "tokens whose ratio is beyond a limit: clip: weighted by the limit (truncated importance sampling); mask: not "
+        "learned from (masked importance sampling, IcePop)",
+        default="clip",
+        added=True,
+        resuming="tokens beyond the limits count by it from here on",
+    )
+
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
         if self.ratio_low >= self.ratio_high:
@@ -28,4 +37,5 @@ class Cispo(TokenPolicyLoss):
 
     def does(self) -> str:
         text = f"minimize −ρA · log π of each token, ρ = π / e^`{OLD}` a weight in {self.ratio_low:g} … "
-        return f"{text}{self.ratio_high:g}, A = `{ADVANTAGES}`{self.penalty()}; {self.mean()}"
+        beyond = ", 0 beyond it" if self.outside == "mask" else ""
+        return f"{text}{self.ratio_high:g}{beyond}, A = `{ADVANTAGES}`{self.penalty()}; {self.mean()}"

@@ -11,12 +11,16 @@ from xtrain.runtime.nn.unit_losses import UnitSums, UnitTerm
 
 
 @op("setup.loss.gspo")
-def improve(model: ModelParts, clip_low: float, clip_high: float, kl: str, kl_weight: float) -> None:
+def improve(
+    model: ModelParts, clip_low: float, clip_high: float, kl: str, kl_weight: float, entropy_weight: float = 0.0
+) -> None:
     """Set a clipped policy loss of sequences."""
-    model.minimise(of_sequences(clip_low, clip_high, kl, kl_weight))
+    model.minimise(of_sequences(clip_low, clip_high, kl, kl_weight, entropy_weight))
 
 
-def of_sequences(clip_low: float, clip_high: float, kl: str = "none", kl_weight: float = 0.0) -> UnitTerm:
+def of_sequences(
+    clip_low: float, clip_high: float, kl: str = "none", kl_weight: float = 0.0, entropy_weight: float = 0.0
+) -> UnitTerm:
     """Return the GSPO loss. Arguments are settings of `Gspo`."""
     surrogate = clipped(clip_low, clip_high)
 
@@ -31,6 +35,8 @@ def of_sequences(clip_low: float, clip_high: float, kl: str = "none", kl_weight:
         if kl != "none":
             (kl_U,) = sequences.mean("kl")
             loss_U, found["policy/reference_kl"] = loss_U + kl_weight * kl_U, kl_U
+        if entropy_weight:
+            loss_U = loss_U - entropy_weight * entropy_U
         return loss_U, found
 
     columns = (OLD, ADVANTAGES, *((REF,) if kl != "none" else ()))

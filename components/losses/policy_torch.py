@@ -45,7 +45,13 @@ def measures(log_ratio_T: Tensor, clipped_T: Tensor, entropy_T: Tensor) -> dict[
 
 
 def of_tokens(
-    surrogate: Surrogate, *, kl: str, kl_weight: float, normalise: str, max_tokens: int | None = None
+    surrogate: Surrogate,
+    *,
+    kl: str,
+    kl_weight: float,
+    normalise: str,
+    max_tokens: int | None = None,
+    entropy_weight: float = 0.0,
 ) -> Term:
     """Return a loss of single tokens. Arguments as the settings of a `TokenPolicyLoss`."""
 
@@ -57,6 +63,8 @@ def of_tokens(
             kl_T = divergence(kl, logprob_T, columns[REF])
             loss_T = loss_T + kl_weight * kl_T
             found["policy/reference_kl"] = kl_T
+        if entropy_weight:
+            loss_T = loss_T - entropy_weight * entropy_T
         if normalise == "sequence":
             loss_T = loss_T * columns[SHARE]
         elif normalise == "dr_grpo":

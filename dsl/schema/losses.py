@@ -4,7 +4,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
 
 from xtrain.dsl.schema.component import Component, Registry
-from xtrain.dsl.schema.setting import Conflict, Role, file_path, not_negative, positive, setting, values_of
+from xtrain.dsl.schema.setting import (
+    Conflict,
+    Role,
+    file_path,
+    is_unspoken,
+    not_negative,
+    positive,
+    setting,
+    settings_of,
+    values_of,
+)
 from xtrain.dsl.values import Quantity
 from xtrain.lazy_attrs import frozen
 
@@ -184,7 +194,9 @@ class Loss(Component):
 
     def args(self) -> dict[str, Any]:
         """Return the JSON arguments of its node without `kind`: all settings except those that other nodes take."""
-        return {name: value for name, value in values_of(self).items() if name not in TAKEN_ELSEWHERE}
+        taken = {name: kept for name, kept in settings_of(type(self)).items() if name not in TAKEN_ELSEWHERE}
+        values = values_of(self)
+        return {name: values[name] for name, kept in taken.items() if not is_unspoken(*kept, values[name])}
 
     def does(self) -> str:
         """Return the description of its node."""

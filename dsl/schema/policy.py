@@ -66,6 +66,14 @@ class PolicyLoss(ReferredLoss):
         default="none",
     )
     kl_weight: float = setting("weight of `kl`", default=0.0, check=not_negative)
+    entropy_weight: float = setting(
+        "weight of the entropy of the next token, which is subtracted from the loss: a policy with more of it tries "
+        "more",
+        default=0.0,
+        check=not_negative,
+        added=True,
+        resuming="the entropy counts by it from here on",
+    )
     reference: Reference = reference_setting()
     chunk: Quantity = logits_chunk()
 
@@ -86,8 +94,9 @@ class PolicyLoss(ReferredLoss):
             yield Conflict("kl", f"kl {self.kl} has no effect, because `kl_weight` is 0", "add `kl_weight = 0.04`")
 
     def penalty(self) -> str:
-        """Return a description of the reference term."""
-        return "" if self.kl == "none" else f" + {self.kl_weight:g} · {self.kl} of the reference"
+        """Return a description of the terms of reference and entropy."""
+        term = "" if self.kl == "none" else f" + {self.kl_weight:g} · {self.kl} of the reference"
+        return f"{term} − {self.entropy_weight:g} · entropy" if self.entropy_weight else term
 
     @classmethod
     def reads(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
@@ -178,6 +187,14 @@ METRICS: Final = {
         "share of groups whose completions all have the same reward, so that their advantages are 0",
         "share, 0 to 1",
     ),
+    "rollout/replaced": (
+        "with `attempts`: groups that were replaced because their rewards were all equal, per group of the step",
+        "groups",
+    ),
+    "rollout/overlong": (
+        "with `overlong`: what the rewards of the step include for the length of a completion, mean",
+        "",
+    ),
     "rollout/tokens": (
         "length of a completion including the final token, mean over the completions of the step; of an episode, the "
         "tokens of all its turns",
@@ -258,6 +275,21 @@ class Rollout:
     mask_truncated: bool = setting(
         "do not train on completions cut off at `max_tokens` (2503.14476); their rewards still count in their group",
         default=False,
+        added=True,
+    )
+    overlong: int | None = setting(
+        "tokens before `max_tokens` in which completions are punished for their length: 0 at the first of them, −1 at "
+        "the last (2503.14476, equation 13); none: no length is punished",
+        default=None,
+        check=at_least(1),
+        example="64",
+        added=True,
+    )
+    attempts: int = setting(
+        "groups sampled for a place in the step at most: one whose rewards are all equal is replaced by the group of "
+        "another prompt (dynamic sampling, 2503.14476); 1: none is replaced",
+        default=1,
+        check=at_least(1),
         added=True,
     )
     steps: int = setting(

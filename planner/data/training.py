@@ -360,6 +360,7 @@ def _own(spec: Spec, rollout: Rollout) -> Iterator[RolloutProblem]:
     if rollout.group == 1 and compares:
         message = "a single completion has nothing to be compared with: its advantage would be 0"
         yield "group", "rollout.group", message, "write `group = 8`"
+    yield from _shaped(spec, rollout, compares)
     # A prompt has at least one token; the last token of a completion takes no position.
     needed = rollout.group * rollout.max_tokens
     if rollout.group > 1 and rollout.environment is None and needed > spec.batch.sequence:
@@ -368,6 +369,29 @@ def _own(spec: Spec, rollout: Rollout) -> Iterator[RolloutProblem]:
         )
         message += f"prompt, and the row that holds them has {spec.batch.sequence:,}"
         yield "room", "rollout.max_tokens", message, f"write `sequence = {2 * needed}`, or lower max_tokens or group"
+
+
+def _shaped(spec: Spec, rollout: Rollout, compares: bool) -> Iterator[RolloutProblem]:
+    """Yield problems of what changes rewards by length, and replaces groups."""
+    for name in ("overlong", "attempts"):
+        if getattr(rollout, name) != getattr(Rollout(), name) and not compares:
+            message = f"the loss {spec.loss.kind} learns from no rewards"
+            yield name, f"rollout.{name}", message, f"remove `{name}`, or write `loss grpo {{ }}`"
+    if rollout.overlong is not None and rollout.environment is not None:
+        message = "episodes have turns, each with up to `max_tokens` tokens, and their environment rewards them"
+        yield "overlong.episodes", "rollout.overlong", message, "remove it, and count tokens in `finish`"
+    elif rollout.overlong is not None and rollout.overlong > rollout.max_tokens:
+        message = f"a completion has at most {rollout.max_tokens:,} tokens"
+        yield "overlong.room", "rollout.overlong", message, f"write `overlong = {max(1, rollout.max_tokens // 4)}`"
+    if rollout.attempts == 1:
+        return
+    path, hint = "rollout.attempts", "write `attempts = 1`"
+    for name in (each for each in ("steps", "updates") if getattr(rollout, each) > 1):
+        message = f"with `{name}` rewards are known when the weights that sampled are gone: they would be replaced by "
+        yield f"attempts.{name}", path, f"{message}completions of other weights", f"{hint}, or `{name} = 1`"
+    if spec.phases:
+        message = "other prompts are those after the end of the run, which are of its last phase alone"
+        yield "attempts.phases", path, message, hint
 
 
 def _loss(spec: Spec) -> Iterator[RolloutProblem]:

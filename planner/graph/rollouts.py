@@ -203,6 +203,12 @@ def _reward_rules(args: Mapping[str, Any]) -> Rules:
     "rollout.advantages",
     scale=learns("rollout.scale_rewards", "advantages are computed by it from here on"),
     mask_truncated=_MASKED,
+    overlong=learns("rollout.overlong", "lengths are punished by it from here on"),
+)
+@resumes(
+    "rollout.replace",
+    switch=True,
+    attempts=learns("rollout.attempts", "groups without a signal are replaced by it from here on"),
 )
 @resumes("rollout.reference")
 @resumes("rollout.rows", mask_truncated=_MASKED)
@@ -249,12 +255,19 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward | None) -> 
     nodes = [RolloutStep("rollout.generate", does, args, everyone)]
     by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
     advantages = {"scale": rollout.scale_rewards, **masks}
+    if rollout.overlong is not None:
+        by += f"; −1 to 0 is added to the reward for the last {plural(rollout.overlong, 'token')} before max_tokens"
+        advantages |= {"overlong": rollout.overlong}
+    replaces = f"replace groups whose rewards are all equal by groups of other prompts, at most {rollout.attempts - 1} "
+    replaces += f"times: a step samples up to {rollout.attempts} times as much"
+    replacing = RolloutStep("rollout.replace", replaces, {"attempts": rollout.attempts}, everyone)
+    replacing_nodes = [replacing] if rollout.attempts > 1 else []
     if rollout.environment is not None:
         made = (
             f"advantages: reward of an episode minus the mean of its group{by}; {made}; turns are trained on, what the "
         )
         made += "environment says is not"
-        nodes.append(RolloutStep("rollout.advantages", made, advantages, everyone))
+        nodes += [*replacing_nodes, RolloutStep("rollout.advantages", made, advantages, everyone)]
     elif reward is None:
         nodes.append(RolloutStep("rollout.rows", made, masks, everyone))
     else:
@@ -265,6 +278,7 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward | None) -> 
             scored += f"; a reward-model forward of at most {share} a rank"
         nodes += [
             RolloutStep("rollout.score", scored, {"kind": reward.kind, **reward.args()}, rows),
+            *replacing_nodes,
             RolloutStep("rollout.advantages", made, advantages, everyone),
         ]
     if resolved.spec.loss.computed:

@@ -257,6 +257,13 @@ class RowLoader:
             for some in zip(taken.datasets, taken.rows, taken.places, strict=True)
         ]
 
+    def row(self, step: int, number: int) -> RawRow:
+        """Return a row of a step by its number in the step, whichever rank takes it."""
+        datasets, rows = self._taken(step)
+        dataset, place = int(datasets[number]), self.curriculum.rows_before(step) + number
+        known = dataset if len(self.datasets) > 1 else UNKNOWN
+        return self.datasets[dataset].reader.row(int(rows[number]), dataset=known, position=place)
+
     @cached_property
     def _feeder(self) -> MixedFeeder:
         readers = [dataset.reader for dataset in self.datasets]

@@ -334,6 +334,12 @@ def advantages_of(rewards: np.ndarray, scale: str) -> np.ndarray:
     return apart / (rewards.std(ddof=1) + 1e-4) if scale == "group" else apart
 
 
+def overlong_rewards(lengths: np.ndarray, longest: int, tokens: int) -> np.ndarray:
+    """Return the soft overlong punishment of DAPO (arXiv 2503.14476, equation 13), float64 [G]: 0 up to `longest` −
+    `tokens` tokens, then falling to −1 at `longest`. lengths: int64 [G]."""
+    return -np.clip((lengths - (longest - tokens)) / tokens, 0.0, 1.0)
+
+
 @define(kw_only=True)
 class Step:
     """State of an optimizer step. `index` counts from 0; sums are over valid tokens of all ranks once reduced."""
@@ -348,6 +354,9 @@ class Step:
     microbatches: list[Microbatch] = field(factory=list)
     groups: list[list[SampledGroup]] = field(factory=list)
     """Groups sampled for each of its microbatches, in a run with rollouts."""
+    sample: "Callable[[list[Prompt]], list[SampledGroup]] | None" = None
+    """Samples a group of each prompt with the current weights, in a run with rollouts. Collective over all ranks, which
+    need the same number of prompts each."""
     sampled: bool = False
     """True if they were sampled in this step by the current weights, not earlier for several steps."""
     valid_tokens: int = 0

@@ -39,6 +39,11 @@ class PromptReader:
         """Return the prompts of each microbatch of this rank in optimizer step `step`, from 0."""
         return [[prompt_of(row, self.tokenizer) for row in rows] for rows in self.loader.rows(step)]
 
+    def instead_of(self, place: int, step: int, other: int) -> Prompt:
+        """Return the prompt of step `other` that has the number that the prompt of `place` has in `step`."""
+        number = place - self.loader.curriculum.rows_before(step)
+        return prompt_of(self.loader.row(other, number), self.tokenizer)
+
     def ends_of(self, prompt: Prompt) -> TextEnds:
         """Return what ends a completion of a prompt."""
         return self.ends[max(0, prompt.dataset)]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -11,8 +12,8 @@ from xtrain.dsl.schema.losses import OLD
 from xtrain.plan.plan import Plan
 from xtrain.records.training_events import GeneratedText, GenerateEvent
 from xtrain.runtime.base.mesh import Meshes
-from xtrain.runtime.base.ops import op
-from xtrain.runtime.base.state import Rank
+from xtrain.runtime.base.ops import op, op_of
+from xtrain.runtime.base.state import Rank, Resources
 from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.feed.tokenizers import TextTokenizer
 from xtrain.runtime.nn.batch import (
@@ -24,6 +25,7 @@ from xtrain.runtime.nn.batch import (
     Step,
     StepCall,
     advantages_of,
+    overlong_rewards,
 )
 from xtrain.runtime.nn.loss import IGNORE
 from xtrain.runtime.nn.parallelize import reshard
@@ -130,21 +132,32 @@ def generate(
         assert groups is not None
         return groups
 
-    def sample_completions(step: Step) -> None:
-        begin = time.perf_counter()
+    @contextmanager
+    def sampling_mode(step: Step) -> Iterator[None]:
         model.train(False)
         try:
             # Rows of one token and of prompts: a block compiled for the rows of a step does not help here.
             with torch.compiler.set_stance("force_eager"):
-                step.groups = of_step(step)
-                for sampled_group in (each for microbatch in step.groups for each in microbatch if player is not None):
-                    sampled_group.rewards = sampled_group.rewards_of_episodes()
+                yield
         except LogitsNotFinite as problem:
             nan = float("nan")
             raise NonFinite(step.index + 1, nan, nan, f"step {step.index + 1}: {problem}") from problem
         finally:
             reshard(model)
             model.train()
+
+    def sample_completions(step: Step) -> None:
+        def sample(asked: list[Prompt]) -> list[SampledGroup]:
+            with sampling_mode(step):
+                micro = prompts.loader.micro
+                parts = (asked[first : first + micro] for first in range(0, len(asked), micro))
+                return [group for part in parts for group in sampled(part)]
+
+        begin, step.sample = time.perf_counter(), sample
+        with sampling_mode(step):
+            step.groups = of_step(step)
+        for sampled_group in (each for microbatch in step.groups for each in microbatch if player is not None):
+            sampled_group.rewards = sampled_group.rewards_of_episodes()
         if show is not None and step.index % show == 0:
             first, seconds = step.groups[0][0], time.perf_counter() - begin
             samples = [GeneratedText(_begun(first.prompt, one, tokenizer), one.text) for one in first.completions]
@@ -162,17 +175,95 @@ def _begun(prompt: Prompt, completion: Completion, tokenizer: TextTokenizer) -> 
     return tokenizer.decode(completion.tokens[:first])
 
 
+@op("rollout.replace")
+def replace(
+    feed: Feed, rank: Rank, meshes: Meshes, plan: Plan, prompts: PromptReader, resources: Resources, attempts: int
+) -> StepCall:
+    """Replace groups of equal rewards by groups of other prompts (dynamic sampling, arXiv 2503.14476, §3.2).
+
+    In attempt n a place of the step takes the prompt that has this place n times the steps of the run later, and so the
+    same on every layout and after a resume. After `attempts` groups the last one stays.
+    """
+    counts = RowRanks.of(rank, meshes).is_first
+    score: StepCall | None = None
+    if "environment" not in plan.node("rollout.generate").args:
+        node = plan.node("rollout.score")
+        score = op_of(node).bind(node, {**resources, "node_id": node.id})()
+
+    def sampled_instead(step: Step, asked: list[Prompt]) -> list[SampledGroup]:
+        assert step.sample is not None
+        groups = step.sample(asked)
+        if score is not None:
+            score(Step(index=step.index, groups=[groups]))
+        for group in groups:
+            group.rewards = group.rewards if score is not None else group.rewards_of_episodes()
+        return groups
+
+    def replace_silent(step: Step) -> None:
+        first = [[group.prompt.place for group in microbatch] for microbatch in step.groups]
+        replaced = 0
+        for attempt in range(1, attempts):
+            places = [(m, n) for m, some in enumerate(step.groups) for n, group in enumerate(some) if is_silent(group)]
+            most = torch.tensor(len(places), device=rank.device)
+            if rank.world_size > 1:
+                dist.all_reduce(most, op=dist.ReduceOp.MAX)
+            if not most.item():
+                break
+            other = step.index + attempt * feed.steps
+            asked = [prompts.instead_of(first[m][n], step.index, other) for m, n in places]
+            # Ranks with fewer of them sample one more often than it is used.
+            spare = asked[-1] if asked else step.groups[0][0].prompt
+            found = sampled_instead(step, asked + [spare] * (int(most.item()) - len(asked)))
+            for (m, n), group in zip(places, found, strict=False):
+                step.groups[m][n] = group
+            replaced += len(places)
+        numbers = (replaced, sum(map(len, step.groups)))
+        sums = torch.tensor(numbers if counts else (0, 0), dtype=torch.float64, device=rank.device)
+        if rank.world_size > 1:
+            dist.all_reduce(sums)
+        step.metrics["rollout/replaced"] = (sums[0] / sums[1]).item()
+
+    return replace_silent
+
+
+def is_silent(group: SampledGroup) -> bool:
+    """Return True if all rewards are equal, so that advantages are 0."""
+    return bool((group.rewards == group.rewards[0]).all())
+
+
 @op("rollout.advantages")
 def advantages(
-    feed: Feed, rank: Rank, meshes: Meshes, plan: Plan, scale: str, mask_truncated: bool = False
+    feed: Feed,
+    rank: Rank,
+    meshes: Meshes,
+    plan: Plan,
+    scale: str,
+    mask_truncated: bool = False,
+    overlong: int | None = None,
 ) -> StepCall:
     """Compute each completion's advantage over its group, and the rows that the step trains on.
 
-    mask_truncated: exclude completions that were cut.
+    mask_truncated: exclude completions that were cut. overlong: number of last tokens before `max_tokens` in which
+    lengths are punished.
     """
     form_rows = rows(feed, rank, meshes, plan, mask_truncated)
+    counts, longest = RowRanks.of(rank, meshes).is_first, plan.node("rollout.generate").args["max_tokens"]
+
+    def punish(step: Step, tokens: int) -> None:
+        sums = torch.zeros(2, dtype=torch.float64)
+        for group in (each for microbatch in step.groups for each in microbatch):
+            lengths = np.array([len(completion.tokens) for completion in group.completions])
+            punished = overlong_rewards(lengths, longest, tokens)
+            group.rewards = group.rewards + punished
+            sums += torch.tensor([punished.sum(), len(punished)]) * counts
+        sums = sums.to(rank.device)
+        if rank.world_size > 1:
+            dist.all_reduce(sums)
+        step.metrics["rollout/overlong"] = (sums[0] / sums[1]).item()
 
     def set_advantages(step: Step) -> None:
+        if overlong is not None:
+            punish(step, overlong)
         for microbatch in step.groups:
             for group in microbatch:
                 group.advantages = advantages_of(group.rewards, scale)
@@ -218,7 +309,7 @@ def summed(microbatches: list[list[SampledGroup]]) -> list[float]:
     groups = [group for microbatch in microbatches for group in microbatch]
     completions = [completion for group in groups for completion in group.completions]
     rewards = np.concatenate([group.rewards for group in groups])
-    silent = sum(bool((group.rewards == group.rewards[:1]).all()) for group in groups if len(group.rewards))
+    silent = sum(is_silent(group) for group in groups if len(group.rewards))
     tokens = sum(completion.count for completion in completions)
     cut = sum(completion.cut for completion in completions)
     left_out = sum(completion.left_out for completion in completions)

@@ -50,10 +50,11 @@ class Rows:
             values={name: torch.tensor(each, dtype=torch.float64) for name, each in (values or {}).items()},
         )
 
-    def minimised(self, term, divisor):
+    def minimised(self, term, divisor, straight=True):
         """What is minimised, its metrics, and the gradients by the log-probability of each label, by those of logits.
 
-        Of a logit z_j the gradient is g (1[j = label] − p_j) of that of the log-probability, g.
+        Of a logit z_j the gradient is g (1[j = label] − p_j) of that of the log-probability, g; if `straight`, by
+        nothing else.
         """
         head = Head(vocabulary=V, z_weight=0.0, chunk_bytes=4 * V * 3, term=term)
         weight_VV = torch.eye(V, dtype=torch.float64)
@@ -67,7 +68,7 @@ class Rows:
         assert not grad_TV[self.labels_T == IGNORE].any() and torch.isfinite(grad_TV).all()
         by_T = grad_TV[:, LABEL] / (1 - softmax_TV[:, LABEL])
         whole_TV = by_T[:, None] * (torch.eye(V, dtype=torch.float64)[LABEL] - softmax_TV)
-        torch.testing.assert_close(grad_TV, whole_TV, rtol=1e-10, atol=1e-12)
+        assert not straight or torch.allclose(grad_TV, whole_TV, rtol=1e-10, atol=1e-12)
         slopes = by_T[self.labels_T != IGNORE].split(self.tokens)
         assert found.recorded[0] == found.objective
         metrics = dict(zip(term.metrics, (found.recorded[1:] / divisor).tolist(), strict=True))
@@ -193,8 +194,9 @@ def sampled():
     return Rows(cut["new"], {OLD: cut[OLD], REF: cut[REF], ADVANTAGES: advantages}, [[0, 1, 2]])
 
 
-def tokens_term(surrogate, normalise="token", kl="none", kl_weight=0.0, max_tokens=None):
-    return of_tokens(surrogate, kl=kl, kl_weight=kl_weight, normalise=normalise, max_tokens=max_tokens)
+def tokens_term(surrogate, normalise="token", kl="none", kl_weight=0.0, max_tokens=None, entropy_weight=0.0):
+    more = {"max_tokens": max_tokens, "entropy_weight": entropy_weight}
+    return of_tokens(surrogate, kl=kl, kl_weight=kl_weight, normalise=normalise, **more)
 
 
 POLICIES = {
@@ -234,6 +236,33 @@ def test_penalties_are_the_estimates_of_the_divergence(kl):
     means = [sum(row) / sum(mask) for row, mask in zip(VECTORS["policy"]["kl_estimators_vs_ref"][kl],
                                                          VECTORS["policy"]["inputs"]["mask"], strict=True)]  # fmt: skip
     assert sequences[1] - sequences[0] == pytest.approx(sum(means), rel=1e-9)
+
+
+def test_the_entropy_is_subtracted_by_its_weight():
+    """Its value, and its gradient: as in torch."""
+    terms = [tokens_term(weighted, entropy_weight=0.3), tokens_term(weighted)]
+    (loss, metrics, _), (plain, _, _) = (sampled().minimised(term, 1, straight=False) for term in terms)
+    assert plain - loss == pytest.approx(0.3 * metrics["policy/entropy"], rel=1e-12)
+    rows, others = sampled(), sampled()
+    for made, term in zip((rows, others), terms, strict=True):
+        made.minimised(term, 1, straight=False)
+    hidden_TV = rows.hidden_TV.detach().requires_grad_()
+    logprob_TV = hidden_TV.log_softmax(-1)
+    entropy_T = -(logprob_TV.exp() * logprob_TV).sum(-1)[rows.labels_T != IGNORE]
+    (0.3 * entropy_T.sum()).backward()
+    torch.testing.assert_close(others.hidden_TV.grad - rows.hidden_TV.grad, hidden_TV.grad, rtol=1e-9, atol=1e-12)
+    sequences = [sampled().minimised(gspo_torch.of_sequences(3e-4, 4e-4, entropy_weight=each), 3, straight=False)
+        for each in (0.0, 0.2)]  # fmt: skip
+    assert sequences[0][0] - sequences[1][0] == pytest.approx(0.2 * sequences[1][1]["policy/entropy"], rel=1e-12)
+
+
+def test_tokens_outside_of_the_limits_are_masked():
+    logps, old = [[-0.1, -0.1, -2.0]], [[-3.0, -0.2, -0.1]]
+    rows = Rows(logps, {OLD: old, ADVANTAGES: [[1.0, -1.0, 1.0]]}, [[0]])
+    loss, metrics, slopes = rows.minimised(tokens_term(cispo_torch.weighted(0.5, 2.0, "mask")), 1)
+    weight = math.exp(0.1)
+    assert loss == pytest.approx(weight * -0.1) and slopes == [[0.0, pytest.approx(weight), 0.0]]
+    assert metrics["policy/clipped"] == 2.0
 
 
 def test_what_a_policy_measures():

@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 from forked_ranks import Mutation, Outcome, RanksFailed
 from projects import events, records
-from sweeps import REWARD, WORLD, episodes_trial, sampled_trial
+from sweeps import LOSS, PARTS, REWARD, WORLD, episodes_trial, sampled_trial
 from teachers import make_scorer, make_teacher
 from topologies import SCHEDULES, Topology
 from trials import TOLERANCE, Laboratory, gaps
@@ -115,13 +115,18 @@ def test_a_reward_model_gives_a_layout_the_same_rewards(lab: Laboratory, name: s
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("more", ["", ", steps = 2, updates = 2"], ids=["", "several"])
 @pytest.mark.parametrize("name", [*LAYOUTS])
 def test_a_layout_has_the_episodes_of_one_process(lab: Laboratory, name: str, more: str):
-    """Turns with tools and without, calls that end their episode, and evaluations."""
-    layout = LAYOUTS[name]
+    """Turns with tools and without, calls that end their episode, and evaluations.
+
+    One process computes for half a minute, and its calls wait for processes that others keep waiting.
+    """
+    layout, timeout = LAYOUTS[name], 300.0
     trial = evolve(episodes_trial(lab, layout, more=more + (REPLAYED if layout.model == "moe" else "")), steps=4)
-    alone, outcome = lab.alone(trial), lab.run(trial, layout.layout, saves=False)
+    alone = lab.alone(trial, timeout=timeout)
+    outcome = lab.run(trial, layout.layout, saves=False, timeout=timeout)
     assert samples(outcome) == samples(alone) and len({each["text"] for each in samples(alone)[0]}) > 1
     found, limit = gaps(outcome, alone), TOLERANCE["fp64"]
     assert found.loss < limit and found.norm < limit and found.eval < limit
@@ -133,6 +138,27 @@ def test_a_layout_has_the_episodes_of_one_process(lab: Laboratory, name: str, mo
     assert max(each["rollout/turns"] for each in known) > 1 and max(each["rollout/lost"] for each in known) > 0
     evaluated = [[e["reward"] for e in events(each.directory, "eval") if "reward" in e] for each in (outcome, alone)]
     assert evaluated[0] == pytest.approx(evaluated[1], rel=limit) and len(evaluated[0]) == 1
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", ["fsdp", "tp", "pp", "fsdp and ep", "one rank, four microbatches"])
+def test_a_layout_replaces_the_groups_that_one_process_replaces(lab: Laboratory, name: str):
+    """And punishes the same lengths; a run that goes on does so too."""
+    layout = LAYOUTS[name]
+    more = ", attempts = 3, overlong = 4" + (REPLAYED if layout.model == "moe" else "")
+    trial = sampled_trial(lab, layout, more=more, loss=LOSS.replace("kl_weight", "entropy_weight = 0.1, kl_weight"))
+    (lab.folder / "sampled.py").write_text(PARTS.replace("return each *", "return sum(map(ord, completion)) % 2 *"))
+    alone, outcome = lab.alone(trial), lab.run(trial, layout.layout, saves=False)
+    found, limit = gaps(outcome, alone), TOLERANCE["fp64"]
+    assert found.loss < limit and found.norm < limit
+    for ours, theirs in zip(measured(outcome), measured(alone), strict=True):
+        limits = {key: 1e-7 if "gap" in key else limit for key in theirs}
+        assert ours == {key: pytest.approx(each, rel=limit, abs=limits[key]) for key, each in theirs.items()}
+        assert ours["rollout/replaced"] <= 2 and -1 <= ours["rollout/overlong"] < 0
+    assert max(each["rollout/replaced"] for each in measured(alone)) > 0
+    if name == "fsdp":
+        whole, later = lab.resumed(evolve(trial, steps=3), layout.layout, "replaced", step=2)
+        assert measured(later)[-1] == measured(whole)[-1]
 
 
 @pytest.mark.matrix

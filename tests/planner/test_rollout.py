@@ -294,6 +294,15 @@ WRONG = {
     "answers without a reward": ({"loss": DISTILL, "reward": "",
             "dataset": BLOCKS["dataset"].replace("oversized", "holdout = 10%, oversized"),
             "more": "every 2 steps eval code { answers = greedy }"}, "scores the `answers`", "exact_answer"),
+    "lengths beyond": ({"rollout": "rollout { group = 4, max_tokens = 20, overlong = 21 }"}, "at most 20 tokens",
+        "overlong = 5"),
+    "lengths without rewards": ({"loss": DISTILL,
+            "rollout": "rollout { group = 4, max_tokens = 20, overlong = 4 }"}, "learns from no rewards", "loss grpo"),
+    "groups of other weights": ({"rollout": "rollout { group = 4, max_tokens = 20, attempts = 2, steps = 2 }"},
+        "completions of other weights", "steps = 1"),
+    "groups of other phases": ({"rollout": "rollout { group = 4, max_tokens = 20, attempts = 2 }",
+            "more": "phase late { from = 50%, mix = { code: 1 } }"}, "last phase alone",
+        "attempts = 1"),
     "other weights": ({"optimizer": "optimizer schedule_free { lr = 1e-3 }"}, "weights other than", "adamw"),
 }  # fmt: skip
 
@@ -387,7 +396,7 @@ def test_a_plan_shows_the_environment_and_what_episodes_cost_at_most(tmp_path: P
     assert {name: sampled.args[name] for name in OF_EPISODES} == {"environment": "one", "turns": 3}
     # 4 rows, 4 episodes, 3 turns: of 20 tokens each, in 64 positions and one token more
     assert "at most 960 tokens are sampled and 3,120 read" in sampled.does
-    # The time is that of sampling, and of reading 16 episodes in two microbatches before each of three turns.
+    # The time of sampling, and of reading 16 episodes in two microbatches before each of three turns.
     timed = planned(EPISODES + "cluster h100 { efficiency = 50% }\n")
     assert timed.cluster.flops is not None
     read = 8 * 64 * timed.estimates.flops_per_token / 3 / (0.5 * timed.cluster.flops)

@@ -189,10 +189,10 @@ class Laboratory:
         (checkpoints / "latest").write_text(f"{taken}\n")
         return source
 
-    def alone(self, trial: Trial, *, saves: bool = False) -> Outcome:
+    def alone(self, trial: Trial, *, saves: bool = False, timeout: float = TIMEOUT) -> Outcome:
         """The trial in one process; computed once."""
         if (trial, saves) not in self._alone:
-            self._alone[trial, saves] = self.run(trial, (), alone=True, saves=saves)
+            self._alone[trial, saves] = self.run(trial, (), alone=True, saves=saves, timeout=timeout)
         return self._alone[trial, saves]
 
 

@@ -21,11 +21,11 @@ from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.collate import compose
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX
-from xtrain.runtime.nn.batch import Completion, Prompt, SampledGroup, Step, advantages_of
+from xtrain.runtime.nn.batch import Completion, Prompt, SampledGroup, Step, advantages_of, overlong_rewards
 from xtrain.runtime.nn.router import ExpertRouter
 from xtrain.runtime.nn.texts import Sampling, TextEnds
 from xtrain.runtime.sampling.prompts import check_prompts, last_run, prompt_lengths
-from xtrain.runtime.sampling.rollout import compare, summed
+from xtrain.runtime.sampling.rollout import compare, replace, summed
 from xtrain.runtime.sampling.sampler import RowRanks, Sampler
 from xtrain.runtime.sampling.text_generator import LogitsNotFinite
 from xtrain.runtime.sampling.trained_run import alone
@@ -237,6 +237,43 @@ def test_advantages_are_those_of_trl():
     assert advantages_of(np.array(rewards), "group") == pytest.approx(expected, rel=1e-12)
     assert advantages_of(np.array(rewards), "none") == pytest.approx([each - mean(rewards) for each in rewards])
     assert advantages_of(np.ones(3), "group").tolist() == [0, 0, 0]
+
+
+def test_the_last_tokens_before_the_limit_are_punished():
+    """Equation 13 of DAPO, with 4 of 10 tokens."""
+    assert overlong_rewards(np.array([1, 6, 7, 9, 10]), 10, 4).tolist() == [0, 0, -0.25, -0.75, -1]
+
+
+def test_groups_of_equal_rewards_are_replaced_by_those_of_other_prompts():
+    """Of the same place, each attempt a run later; by the number of attempts at most."""
+    asked: list[list[int]] = []
+
+    def made(prompt: Prompt) -> SampledGroup:
+        text = {17: "7", 27: "8", 8: "7"}.get(prompt.place, "")  # the answer is 7: place 17 has only right ones
+        return SampledGroup(prompt, group([text, "x" if prompt.place == 8 else text]).completions)
+
+    def sample(prompts: list[Prompt]) -> list[SampledGroup]:
+        asked.append([prompt.place for prompt in prompts])
+        return [made(prompt) for prompt in prompts]
+
+    def at(place: int) -> Prompt:
+        return evolve(group([""]).prompt, place=place)
+
+    reader: Any = SimpleNamespace(instead_of=lambda place, step, other: at(place + other - step))
+    node = SimpleNamespace(id="rollout.score", op="rollout.score", args={"kind": "exact_answer", "pattern": None,
+        "compare": "text"})  # fmt: skip
+    nodes: Any = {"rollout.generate": SimpleNamespace(args={}), "rollout.score": node}
+    rank, meshes = alone(torch.device("cpu")), SimpleNamespace(has=lambda axis: False)
+    found: Any = [rank, meshes, SimpleNamespace(node=nodes.get)]
+    resources = {"rank": rank, "meshes": meshes}
+    step = Step(index=0, groups=[[made(at(7)), made(at(8))]], sample=sample)
+    score(*found[:2], pattern=None, compare="text")(step)
+    replacing = replace(SimpleNamespace(steps=10), *found, reader, resources, attempts=3)  # pyright: ignore[reportArgumentType]
+    replacing(step)
+    # Place 8 has one right answer of two, and stays; place 7 has none, then two, then none, which stays.
+    assert asked == [[17], [27]] and [each.prompt.place for each in step.groups[0]] == [27, 8]
+    assert step.groups[0][1].rewards.tolist() == [1, 0] and step.groups[0][0].rewards.tolist() == [0, 0]
+    assert step.metrics == {"rollout/replaced": 1.0}
 
 
 def test_a_group_is_a_row_of_which_completions_are_predicted():
