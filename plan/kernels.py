@@ -20,12 +20,16 @@ def pointwise_kernels(resolved: Resolved) -> dict[str, str]:
     """Return device type → `plain` or `fused`: numba has no bf16, and the compiler fuses compiled code itself."""
     ours = "code" not in resolved.architecture.own
     fused = ours and resolved.formats.compute in EXACT and resolved.spec.compile.mode == "none"
+    # Their last numbers are computed one by one, with other rounding.
+    fused = fused and not resolved.spec.precision.batch_invariant
     return {"cpu": "fused" if fused else "plain", "cuda": "plain"}
 
 
 def attention_kernels(resolved: Resolved) -> dict[str, str]:
     """Return device type → kernel. HIGHEST is added where the machine's value of `matmul` decides."""
     kernel = resolved.spec.model.attention
+    if resolved.spec.precision.batch_invariant:
+        return {"cpu": "tiles", "cuda": "tiles"}
     code = resolved.architecture.own.get("code")
     if code is not None and not code["attention"]:
         return {"cpu": CODE, "cuda": CODE}

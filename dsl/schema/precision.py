@@ -239,6 +239,14 @@ class Precision:
         added=True,
     )
 
+    batch_invariant: bool = setting(
+        "compute the same numbers for a token whatever else is in its batch: a rollout's sampler and the step then "
+        "have the same log-probabilities, bit for bit",
+        default=False,
+        added=True,
+        resuming="tokens are computed by other kernels from here on",
+    )
+
     @property
     def scaled(self) -> Fp8 | None:
         """Settings of fp8 products of blocks; None without fp8."""

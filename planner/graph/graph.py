@@ -70,6 +70,7 @@ def build_graph(resolved: Resolved, schedule: Schedule, estimates: Estimates) ->
     graph = Builder()
     add_bootstrap(graph, resolved)
     add_determinism(graph, resolved)
+    add_invariance(graph, resolved)
     add_watch(graph, resolved)
     model = add_model(graph, resolved, add_mesh(graph, resolved))
     optimizer = stack_of(resolved.spec).wrap_optimizer(
@@ -157,6 +158,20 @@ def add_determinism(graph: Builder, resolved: Resolved) -> None:
     if device_kind(resolved.spec) != "cpu":
         does += f"; matrix products on CUDA use workspaces {WORKSPACES}"
     graph.add("setup", "setup.deterministic", does, args={"workspaces": WORKSPACES}, after=(ROOT,))
+
+
+# Rows of a product, and queries and keys of attention, that are computed at once.
+TILES: Final = {"rows": 32, "queries": 16, "keys": 64}
+_TILED: Final = rounds("precision.batch_invariant", "tokens are computed by other kernels from here on")
+
+
+@resumes("setup.batch_invariant", switch=True, rows=_TILED, queries=_TILED, keys=_TILED)
+def add_invariance(graph: Builder, resolved: Resolved) -> None:
+    if not resolved.spec.precision.batch_invariant:
+        return
+    does = "compute each token independently of its batch: products of {rows} rows at a time, attention of {queries} "
+    does += "queries and {keys} keys at a time, in a single thread; a step takes more than twice as long"
+    graph.add("setup", "setup.batch_invariant", does.format(**TILES), args=TILES, after=(ROOT,))
 
 
 @resumes("setup.watch", harmless="stuck_seconds=fault_tolerance.stuck")

@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from xtrain.blocks.latent_attention import LatentAttentionLayer
+from xtrain.blocks.user_layer import UserFunction
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.data_components import row_link
@@ -29,6 +31,7 @@ def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch:
     _check_mixers(spec, architecture, layout, found)
     _check_overlap(spec, layout, found)
     _check_deterministic(spec, found)
+    _check_invariant(spec, architecture, layout, found)
     _check_actions(spec, architecture, found)
 
 
@@ -164,6 +167,51 @@ def _row_faults(spec: Spec, arch: Architecture, code: Mapping[str, Any]) -> Iter
     if gathered:
         why = f"`{min(gathered)}` takes tokens of several rows, whose tasks cannot be told apart there"
         yield "adapter.targets" if spec.serve else "task", why, "leave it out of the targets"
+
+
+@checks(
+    "precision.batch_invariant",
+    reads="precision.batch_invariant precision.compute precision.base compile.mode model.* {context} parallel.tp.size "
+    "launch.device serve",
+)
+def _check_invariant(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
+    """Check that everything has kernels whose results do not depend on the batch."""
+    if not spec.precision.batch_invariant:
+        return
+    rule, path = "precision.batch_invariant", "precision.batch_invariant"
+    problems = list(_variant(spec, architecture, layout))
+    for setting, why, hint in problems:
+        found.fail(rule, "X448", setting, f"batch_invariant needs kernels of fixed shapes, and {why}", hint)
+    if not problems:
+        found.passed(rule, f"every part has kernels of fixed shapes, as {path} needs")
+
+
+def _variant(spec: Spec, architecture: Architecture, layout: Layout) -> Iterator[tuple[str, str, str]]:
+    """Yield the setting, the reason and the remedy of each part whose numbers depend on the batch."""
+    other = "use a model whose positions only attention with keys and values mixes"
+    layers = [layer for kind in architecture.kinds for layer in kind.block.layers()]
+    if "code" in architecture.own:
+        yield "model.kind", "transformers' code has kernels of its own", "use a family that xtrain computes"
+    elif any(layer.keeps_state for layer in layers):
+        yield "model.kind", "a layer with states is computed in pieces in training and step by step in sampling", other
+    elif any(isinstance(layer, LatentAttentionLayer) for layer in layers):
+        yield "model.kind", "latent attention multiplies in another order in sampling", other
+    elif any(isinstance(layer, UserFunction) for layer in layers):
+        yield "model.kind", "a layer of your own may compute anything", "use the layers of the family"
+    if spec.compile.mode != "none":
+        yield "compile.mode", "compiled kernels are made for the number of rows", "remove `compile`"
+    if spec.precision.scaled is not None:
+        yield "precision.compute", "scales of fp8 are of whole batches", "use bf16"
+    if spec.precision.base.stores:
+        yield "precision.base.kind", "quantized matrices are decoded in pieces by the number of rows", "remove `base`"
+    if spec.model.attention != "auto":
+        yield "model.attention", f"attention {spec.model.attention} has none", "use attention auto"
+    if "cp" not in layout.unsettled and layout.size("ring") * layout.size("ulysses") > 1:
+        yield "parallel.cp.size", "ranks of cp add keys of a document in another order than one rank", "leave cp out"
+    if layout.size("tp") > 2:
+        yield "parallel.tp.size", "sums over more than two ranks are added in an order of the position", "use tp 2"
+    if spec.serve is not None:
+        yield "serve", "a server keeps keys and values in pages", "remove it"
 
 
 @checks("compile.deterministic", reads="compile.mode precision.deterministic")

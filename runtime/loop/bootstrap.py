@@ -15,7 +15,7 @@ from xtrain.records.training_events import DeviceEvent
 from xtrain.runtime.base import device as streams
 from xtrain.runtime.base.device import peak_flops
 from xtrain.runtime.base.errors import EnvironmentFault
-from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.ops import PlanMismatch, op
 from xtrain.runtime.base.process import ReplicaGroup
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.loop.preflight import check_device, check_world
@@ -97,6 +97,20 @@ def use_deterministic_algorithms(workspaces: str) -> None:
     variable at its start."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspaces
     torch.use_deterministic_algorithms(True)
+
+
+@op("setup.batch_invariant", traced=False)
+def use_invariant_kernels(rows: int, queries: int, keys: int) -> None:
+    """Compute everything of this process batch-invariantly. Threads would split a tensor by its size, so there is one.
+    Raises PlanMismatch for tiles of other sizes."""
+    from xtrain.runtime.nn import invariant  # only for runs that ask for it
+
+    if (rows, queries, keys) != (invariant.TILE, invariant.QUERIES, invariant.KEYS):
+        raise PlanMismatch(
+            f"the plan has tiles of {rows} rows, {queries} queries and {keys} keys, and there are others"
+        )
+    torch.set_num_threads(1)
+    invariant.Invariant().__enter__()
 
 
 def choose_device(kind: str, local_rank: int) -> torch.device:

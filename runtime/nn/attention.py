@@ -29,7 +29,7 @@ from xtrain.runtime.nn.attention_blocks import (
     written_out_backward,
 )
 from xtrain.runtime.nn.axes import Axes
-from xtrain.runtime.nn.batch import DocumentLayout, LayerCache
+from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache, LayerCache
 from xtrain.runtime.nn.blockwise import blockwise_attention
 from xtrain.runtime.nn.recompute import as_one
 
@@ -333,10 +333,30 @@ CUDNN_FIRST: Final = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
+
+
+def in_tiles(
+    q_BHSA: Tensor,
+    k_BKSA: Tensor,
+    v_BKSA: Tensor,
+    packing: DocumentLayout,
+    scores: Scores = PLAIN,
+    sink_H: Tensor | None = None,
+) -> Tensor:
+    """Compute the same numbers for a position whatever else is in its batch, in training and in generation."""
+    from xtrain.runtime.nn import invariant  # only for runs that ask for it
+
+    if packing.cached is None:
+        return invariant.Attended.apply(by_document, packing, scores, q_BHSA, k_BKSA, v_BKSA, sink_H)  # pyright: ignore
+    assert isinstance(packing.cached, KeyValueCache)
+    return invariant.newest(q_BHSA, k_BKSA, v_BKSA, packing.cached, scores, sink_H)
+
+
 KERNELS: dict[str, AttentionKernel] = {
     "documents": by_document,
     "blocks": by_queries,
     "mask": masked,
     "flex": flex,
     "cudnn": cudnn,
+    "tiles": in_tiles,
 }

@@ -361,5 +361,5 @@ def gaps(batches: list[ModelBatch]) -> Iterator[torch.Tensor]:
         if batch.losses_BS is not None:
             assert batch.labels_BS is not None
             valid_BS = batch.labels_BS != IGNORE
-            logprobs_T = -batch.losses_BS[valid_BS].double()
-            yield (logprobs_T - batch.columns[OLD][valid_BS].double()).abs()
+            sampled_T = batch.columns[OLD][valid_BS]
+            yield (-batch.losses_BS[valid_BS].to(sampled_T.dtype).double() - sampled_T.double()).abs()

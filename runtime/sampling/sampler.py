@@ -7,14 +7,16 @@ from random import Random
 import numpy as np
 import torch
 import torch.distributed as dist
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
+from xtrain.plan.mesh import piece
 from xtrain.runtime.base.collectives import all_gather
 from xtrain.runtime.base.mesh import Meshes
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.feed.tokenizers import TextTokenizer
 from xtrain.runtime.nn.batch import Completion, ModelBatch
+from xtrain.runtime.nn.loss import statistics_of
 from xtrain.runtime.nn.texts import NO_TOKEN, Continuation, Draws, Sampling, TextEnds
 from xtrain.runtime.sampling.text_generator import LogitsNotFinite, Prompts, TextGenerator
 
@@ -139,16 +141,38 @@ class Sampler:
         """Return the next token of every row, its log-probability, and the probability of left-out tokens."""
         pipeline, device = self.author.pipeline, self.author.rank.device
         drawn = torch.zeros(3, rows, dtype=torch.float64, device=device)
+        last = 0 if pipeline is None else pipeline.last_owner
         if logits_BV is not None:
-            chosen_B = draws.next(logits_BV)
+            drawn[0] = draws.next(logits_BV)
+        if self._cuts_loss:  # then its statistics are of the same token on all ranks
+            self.row_ranks.share(drawn, last)
+        if logits_BV is not None:
             exact_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
-            logprob_BV = (exact_BV / self.sampling.temperature).log_softmax(-1)
-            drawn[0] = chosen_B
-            drawn[1] = logprob_BV.gather(1, chosen_B.clamp(min=0)[:, None])[:, 0]
-            drawn[2] = self.sampling.left_out(exact_BV, logprob_BV)
-        self.row_ranks.share(drawn, 0 if pipeline is None else pipeline.last_owner)
+            lse_B, drawn[1] = self._statistics(exact_BV, drawn[0].long().clamp(min=0))
+            drawn[2] = self.sampling.left_out(exact_BV, exact_BV / self.sampling.temperature - lse_B[:, None])
+        self.row_ranks.share(drawn, last)
         chosen, chances, missing = drawn.tolist()
         return [int(token) for token in chosen], chances, missing
+
+    @property
+    def _cuts_loss(self) -> bool:
+        """True if each rank computes losses of its piece of the vocabulary."""
+        tensor = self.author.model.axes.tensor
+        return tensor is not None and tensor.loss
+
+    def _statistics(self, logits_BV: Tensor, chosen_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-sum-exp of logits / temperature, and the log-probability of the chosen tokens, computed as the
+        loss computes them, [B] each."""
+        transformer = self.author.model.parts[-1]
+        head = evolve(transformer.head, tensor=self.author.model.axes.tensor if self._cuts_loss else None)
+        piece_BV = logits_BV
+        if head.tensor is not None:
+            piece_BV = logits_BV[
+                :, head.first : head.first + piece(head.vocabulary, head.tensor.size, head.tensor.group.rank())
+            ]
+        piece_BV = piece_BV / self.sampling.temperature
+        found = statistics_of(piece_BV, chosen_B, head, ())
+        return found.lse_T, found.logprobs(torch.ones_like(chosen_B, dtype=torch.bool))
 
     def _all_done(self, done: bool, finite: bool) -> bool:
         """Return True if every rank has finished its completions. Raises LogitsNotFinite if a rank has no token."""

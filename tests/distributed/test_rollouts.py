@@ -140,6 +140,44 @@ def test_a_layout_has_the_episodes_of_one_process(lab: Laboratory, name: str, mo
     assert evaluated[0] == pytest.approx(evaluated[1], rel=limit) and len(evaluated[0]) == 1
 
 
+INVARIANT = ("precision.batch_invariant=true", "batch.micro=2")
+WITHOUT_GAP = {
+    "one rank": Topology(),
+    "fsdp": LAYOUTS["fsdp"],
+    "tp": LAYOUTS["tp"],
+    "pp": LAYOUTS["pp"],
+    "experts": Topology(model="moe"),
+    "fsdp and ep": LAYOUTS["fsdp and ep"],
+    "tp with experts": LAYOUTS["tp with experts"],
+}
+
+
+def without_gap(lab: Laboratory, layout: Topology, *settings: str, mutation: Mutation | None = None) -> list[float]:
+    """The largest distance of log-probabilities in each of ten steps."""
+    replayed = REPLAYED if layout.model == "moe" else ""
+    trial = evolve(sampled_trial(lab, layout, more=replayed), steps=10, params="fp32")
+    settings = (*layout.layout, "rollout.max_tokens=16", *settings)
+    found = lab.run(trial, settings, saves=False, mutation=mutation, timeout=300.0)
+    return [each["rollout/logprob_gap_max"] for each in measured(found)]
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("name", WITHOUT_GAP)
+def test_sampler_and_step_compute_the_same_numbers(lab: Laboratory, name: str):
+    """Bit for bit, with prompts of other lengths in the batch, and rows of other widths."""
+    assert without_gap(lab, WITHOUT_GAP[name], *INVARIANT) == [0.0] * 10
+    assert max(without_gap(lab, WITHOUT_GAP[name], "batch.micro=2")) > 0
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("fault", ["rows_at_once", "keys_of_the_row"])
+def test_a_batch_that_is_split_otherwise_is_seen(lab: Laboratory, fault: str):
+    """A product of all rows at once, and keys in places that they have in the row."""
+    settings = (INVARIANT[0], "batch.micro=1")
+    assert max(without_gap(lab, Topology(), *settings, mutation=Mutation(fault))) > 0
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", ["fsdp", "tp", "pp", "fsdp and ep", "one rank, four microbatches"])
 def test_a_layout_replaces_the_groups_that_one_process_replaces(lab: Laboratory, name: str):

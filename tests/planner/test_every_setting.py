@@ -111,6 +111,7 @@ EXEMPT = {
         "of compute fp8: tests/planner/test_fp8.py"),
     **dict.fromkeys((f"precision.qat.{name}" for name in ("weights", "group", "activations", "skip")),
         "of quantization-aware training: tests/planner/test_qat.py"),
+    "precision.batch_invariant": "of what is not compiled: tests/planner/test_rollout.py",
     "adapter": "in which nothing of the model is frozen: tests/planner/test_adapters.py",
     "parallel.deepspeed.stage": "of its stack alone: tests/planner/test_deepspeed.py",
     **dict.fromkeys(

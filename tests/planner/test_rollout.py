@@ -260,6 +260,34 @@ def test_a_loss_without_the_samplers_log_probabilities_learns_from_what_it_has_j
     assert error.code == "X528" and "updates = 1" in error.hint
 
 
+def test_batch_invariance_is_a_node_with_kernels_of_its_own(make_plan, plan):
+    other = make_plan(**BLOCKS, precision="precision { batch_invariant = true }")
+    node = other.node("setup.batch_invariant")
+    assert "products of 32 rows at a time" in node.does and "more than twice as long" in node.does
+    kernels = [{n.args["attention"]["cpu"] for n in each.nodes if "attention" in n.args} for each in (other, plan)]
+    assert kernels[0] == {"tiles"} and "tiles" not in kernels[1] and other.config_id != plan.config_id
+    verdict = resumable(plan, other)
+    assert verdict.kind == "safe" and "precision.batch_invariant" in {reason.path for reason in verdict.reasons}
+
+
+VARIANT = {
+    "compiled": ({"compile": "compile {}"}, "compiled kernels"),
+    "fp8": ({"precision": "precision { batch_invariant = true, compute = fp8 }"}, "scales of fp8"),
+    "a kernel": ({"model": "model llama { dim = 64, layers = 2, heads = 8, attention = mask }"}, "attention mask"),
+    "states": ({"model": "model qwen3_5 { dim = 64, layers = 4, heads = 4, kv_heads = 2, ffn = 96 }"}, "with states"),
+    "cp": ({"parallel": "parallel { cp 2 }"}, "ranks of cp"),
+    "tp": ({"parallel": "parallel { tp 4 }"}, "more than two ranks"),
+}
+
+
+@pytest.mark.parametrize("name", VARIANT)
+def test_what_depends_on_the_batch_is_refused(compiled, name):
+    blocks, message = VARIANT[name]
+    blocks = {"precision": "precision { batch_invariant = true }", **blocks}
+    found = compiled(**BLOCKS | blocks, world=4 if name == "tp" else 2)
+    assert any(each.code == "X448" and message in each.message for each in found.diagnostics.errors)
+
+
 # (blocks, setting, part of the message, part of the hint)
 WRONG = {
     "no reward": ({"reward": ""}, "nothing says how good", "reward exact_answer"),

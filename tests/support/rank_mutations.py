@@ -298,6 +298,22 @@ def other_experts() -> None:
 
 
 @mutation
+def rows_at_once() -> None:
+    """Products are of all rows of a batch at once."""
+    from xtrain.runtime.nn import invariant
+
+    del invariant._REPLACED[torch.nn.functional.linear]
+
+
+@mutation
+def keys_of_the_row() -> None:
+    """A sampled token attends with the kernel of all keys of its row."""
+    from xtrain.runtime.nn import attention, invariant
+
+    vars(invariant)["newest"] = attention.newest
+
+
+@mutation
 def unshared_scores() -> None:
     """A rank that has not scored the completions of its rows takes their rewards for 0."""
     from xtrain.runtime.sampling.sampler import RowRanks
