@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     end_by_exception()  # a terminated review removes its files
     law = arguments.law and arguments.law.absolute()
-    base, head = _side(arguments.base), _side(arguments.head)
+    base, head = _side(arguments.base), _side(arguments.head, as_comment=arguments.format != "text")
     policy = policy_of(base.plan) if arguments.policy is None else _policy(arguments.policy)
     found = compare_plans(base.plan, head.plan)
     proposal = Proposal(
@@ -85,8 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if proposal.holds else 1
 
 
-def _side(text: str) -> "Side":
-    """Return a spec or plan, with its steps from the counted data where they are known. Raises Refused."""
+def _side(text: str, *, as_comment: bool = False) -> "Side":
+    """Return a spec or plan, with its steps from the counted data where they are known. as_comment: print a comment on
+    one that has no plan. Raises Refused."""
     from attrs import evolve
 
     from xtrain.cli.diff import with_rows
@@ -99,6 +100,10 @@ def _side(text: str) -> "Side":
         side = open_side(path, (), None, diagnostics)
         if side is not None:
             return evolve(with_rows(side), path=text)
+    if as_comment:
+        from xtrain.planner.review.proposal import comment_on_errors
+
+        sys.stdout.write(comment_on_errors(text.rpartition(":")[2], diagnostics))
     raise _refused(text, diagnostics)
 
 

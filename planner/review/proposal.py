@@ -153,12 +153,23 @@ def _number(limit: float | Quantity) -> float:
     return limit.value / 100 if limit.unit == "%" else limit.value
 
 
+def _head(name: str, said: str) -> list[str]:
+    return [f"<!-- xtrain review {_comment_text(name)} -->", f"### {_code(name)}: {said}", ""]
+
+
+def comment_on_errors(name: str, diagnostics: Diagnostics) -> str:
+    """Return the comment on a changed spec that has no plan."""
+    lines = [f"- {each.code}: {_text(each.message)}" + (f" ({_text(each.hint)})" if each.hint else "")
+             for each in diagnostics.errors]  # fmt: skip
+    return "\n".join([*_head(name, "no plan"), *lines]) + "\n"
+
+
 def comment(proposal: Proposal, name: str) -> str:
     """Return the comment for a pull request, in the Markdown of GitHub and GitLab. name: of the changed spec."""
     found = proposal.difference
     verdict, broken = found.verdict, [rule for rule in proposal.rules() if not rule[-1]]
     said = "no policy" if proposal.policy is None else plural(len(broken), "broken rule") if broken else "policy kept"
-    lines = [f"<!-- xtrain review {_comment_text(name)} -->", f"### {_code(name)}: {said}", ""]
+    lines = _head(name, said)
     if proposal.policy is not None:
         lines += ["| policy | | this change |", "| --- | --- | --- |"]
         lines += [

@@ -385,7 +385,9 @@ def _tiles(spec: Spec) -> Any:
 def _dataset(dataset: Dataset, file: str) -> Dataset:
     source = SOURCES[source_of(file)](file)  # pyright: ignore[reportCallIssue]
     share = dataset.holdout.value
-    changes: dict[str, Any] = {"source": source, "bad_records": 0}
+    # Documents of the whole data are left out, and not all of them are here.
+    cleaning = {"deduplicate": "none", "decontaminate": (), "without": ()}
+    changes: dict[str, Any] = {"source": source, "bad_records": 0, **cleaning}
     if 0 < share < 100:
         changes["holdout"] = Quantity(20, "%")
     if dataset.has_answers or dataset.prompt is not None:

@@ -114,6 +114,13 @@ def test_wrong_use_is_explained(spec, arguments, code, said):
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
 
+def test_a_spec_without_a_plan_gets_a_comment(spec):
+    write(spec.replace("heads = 32", "heads = 33"))
+    done = review("specs/run.xtrain", "--format", "github")
+    assert done.returncode == 2 and "cannot be planned" in done.stderr
+    assert done.stdout.startswith("<!-- xtrain review specs/run.xtrain -->\n### `specs/run.xtrain`: no plan\n\n- X")
+
+
 def test_no_text_of_a_spec_is_markup(spec):
     write(spec.replace('text = "content"', 'text = "`a|b` <img> @ann"'))
     said = review("specs/run.xtrain", "--format", "github").stdout

@@ -134,6 +134,18 @@ def test_all_small_layouts_of_a_ring_pad_documents_alike(lab):
         assert layout is not None and layout.node("collate.pack").args["align"] == 4, each.name
 
 
+def test_small_data_have_no_documents_to_leave_out(lab):
+    sets = (
+        "dataset.lines.without=[390]",
+        "dataset.lines.deduplicate=exact",
+        'dataset.lines.decontaminate=["none.jsonl"]',
+    )
+    small = small_experiment(plan_of(lab.folder, Topology(fsdp=2), *sets), {"lines": "data.jsonl"}, 8)
+    assert not any(name in small.alone.text for name in ("390", "exact", "none.jsonl"))
+    changed = {each.setting for each in small.shrunken}
+    assert {f"datasets.lines.{name}" for name in ("without", "deduplicate", "decontaminate")} <= changed
+
+
 def test_a_call_of_some_ranks_alone_is_found(lab, monkeypatch):
     """That no real rank could show: it would wait for the others."""
     plan = plan_of(lab.folder, Topology(tp=2))
