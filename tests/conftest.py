@@ -44,7 +44,7 @@ WITH_COMMANDS = (
         )
     ),
     *(f"tests/components/test_{name}.py" for name in ("batches_of_loaders", "lr_sweep")),
-    *(f"tests/test_{name}.py" for name in ("distill_spec", "dpo_cpu", "reward_spec")),
+    *(f"tests/test_{name}.py" for name in ("distill_spec", "dpo_cpu", "release", "reward_spec")),
     *(f"tests/runtime/loop/test_{name}.py" for name in ("edges", "harness", "hooks", "own_loops")),
     "tests/runtime/jobs/test_survival.py",
     "tests/runtime/nn/test_further_tokens.py",

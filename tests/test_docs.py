@@ -14,7 +14,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 READ = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 LINK = re.compile(r"\]\(([^()\s#]*)(?:#([^()\s]*))?\)")
 # Run by default; the others with `-m slow`.
-QUICK = ("README.md", "docs/tutorial/own_text.md")
+QUICK = ("README.md",)
 
 
 def name_of(page: Path) -> str:

@@ -1,5 +1,6 @@
 """Files of a release: formats of 0.1.0 are read, the version is one, images and the workflow do what they say."""
 
+import os
 import re
 import subprocess
 import tomllib
@@ -9,7 +10,7 @@ from pathlib import Path
 import llms
 import pytest
 import yaml
-from commands import xtrain
+from forking import ForkedCommand
 
 from xtrain.api.runs import open_run
 from xtrain.plan.serialise import load_plan
@@ -45,8 +46,10 @@ def test_records_of_0_1_0_are_read(run):
 def test_checkpoints_of_0_1_0_are_resumed(run, tmp_path):
     """With the losses of a run of 0.1.0 that was not interrupted."""
     (tmp_path / "tiny.xtrain").write_text((run / "spec.xtrain").read_text())
-    done = xtrain("run", "tiny.xtrain", "--set", "experiment.budget=6 steps", "--ui", "plain", cwd=tmp_path)
-    assert done.returncode == 0 and "resumed  step 4" in done.stdout, done.stdout + done.stderr
+    words = ["run", "tiny.xtrain", "--set", "experiment.budget=6 steps", "--ui", "plain"]
+    command = ForkedCommand(words, tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"})
+    out, err = command.communicate(timeout=240)
+    assert command.returncode == 0 and "resumed  step 4" in out, out + err
     losses = [record["loss"] for record in open_run(run).metrics()]
     assert losses[-2:] == pytest.approx([5.355533031707115, 5.241101874679815], rel=1e-6)
 
