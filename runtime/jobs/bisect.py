@@ -34,9 +34,11 @@ class Trace:
 
     @classmethod
     def of(cls, directory: Path) -> "Trace":
-        """Read the records of a run; of several of a step the last one. Raises OSError."""
-        events = events_since(directory / EVENTS_FILE, 0)
-        digests = {each.step: each for each in events if isinstance(each, DigestsEvent) and each.step is not None}
+        """Read the records of a run; of several of a step the last one, but no digests of a start, which lack
+        gradients, instead of the step's own. Raises OSError."""
+        events = [each for each in events_since(directory / EVENTS_FILE, 0) if isinstance(each, DigestsEvent)]
+        events.sort(key=lambda each: bool(each.gradients))
+        digests = {each.step: each for each in events if each.step is not None}
         return cls(lines={line.step: line for line in recorded(directory) if line.step is not None}, digests=digests)
 
 

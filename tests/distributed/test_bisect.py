@@ -14,6 +14,7 @@ from torch import Tensor
 
 from xtrain.components.actions import digests_torch
 from xtrain.components.actions.digests_torch import PRIME, hashes
+from xtrain.runtime.jobs.bisect import Trace
 
 HOOK = '''
 from xtrain import RunContext, hook
@@ -32,7 +33,6 @@ hook weaken { at = 99 }
 every 4 steps log
 every 4 steps checkpoint
 checkpoint { keep = none }
-parallel { fsdp 2 }
 """
 
 
@@ -61,10 +61,11 @@ def train(project: Project, name: str, more: str, *sets: str) -> Path:
     return project.folder / "runs" / "tiny" / name
 
 
-def test_replays_show_the_gradient_that_was_changed(project: Project):
-    train(project, "one", MORE)
-    train(project, "two", MORE)
-    train(project, "three", MORE, "hook.weaken.at=7")
+@pytest.mark.parametrize("parallel", ["", pytest.param("parallel { fsdp 2 }", marks=pytest.mark.slow)])
+def test_replays_show_the_gradient_that_was_changed(project: Project, parallel: str):
+    train(project, "one", MORE + parallel)
+    train(project, "two", MORE + parallel)
+    train(project, "three", MORE + parallel, "hook.weaken.at=7")
     code, out, err = called(project, "bisect", "one", "two", "--json")
     assert (code, json.loads(out)["compared"]) == (0, 3), err
     code, out, err = called(project, "bisect", "one", "three", "--recorded")
@@ -122,9 +123,8 @@ def test_every_bit_and_every_place_changes_a_digest(dtype: torch.dtype, monkeypa
     "moments", [(0.7, 2.5), pytest.param((0.2, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8), marks=pytest.mark.slow)]
 )
 def test_a_killed_search_is_resumed_by_the_same_call(project: Project, moments: tuple[float, ...]):
-    more = MORE.replace("parallel { fsdp 2 }\n", "")
-    train(project, "one", more)
-    train(project, "three", more, "hook.weaken.at=5")
+    train(project, "one", MORE)
+    train(project, "three", MORE, "hook.weaken.at=5")
     for seconds in moments:
         process = ForkedCommand(["bisect", "one", "three", "--json"], project.folder, project.environment)
         try:
@@ -136,3 +136,11 @@ def test_a_killed_search_is_resumed_by_the_same_call(project: Project, moments: 
     found = json.loads(out)  # in the first step after the checkpoint
     assert (code, found["step"], found["quantity"], found["before"], found["traced"]) == (1, 5, "gradients", 4, True)
     assert len([*(project.folder / "runs" / "tiny-replays").iterdir()]) == 2
+
+
+def test_a_start_does_not_hide_the_gradients_of_its_step(tmp_path: Path):
+    """A replay that was killed after a step starts again after this step."""
+    lines = [{"event": "digests", "time": 1.0, "step": 5, "parameters": {"w": "1"}, "gradients": {"w": "2"}}]
+    lines.append({**lines[0], "gradients": {}})
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    assert Trace.of(tmp_path).digests[5].gradients == {"w": "2"}
