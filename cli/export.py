@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.verb import RUN_HELP, run_named
+from xtrain.cli.verb import RUN_HELP, Refused, run_named
 from xtrain.text.units import bytes_text, plural, rate_text, seconds_text
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "for a run with an `adapter`: export the adapter alone, as PEFT reads it; `xtrain merge` writes the "
             "whole model"
         ),
+    )
+    parser.add_argument(
+        "--quantise",
+        action="store_true",
+        help="write the matrices that `precision { qat }` of the run rounds as integers, as compressed-tensors does",
     )
     add_task(parser)
 
@@ -101,6 +106,8 @@ def file_size(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain export`. The help lists the exit statuses."""
+    if arguments.adapter and arguments.quantise:
+        raise Refused(2, "xtrain export: --quantise is for a whole model, and --adapter exports none")
     return write("export", arguments, adapter=arguments.adapter)
 
 
@@ -117,6 +124,7 @@ def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, me
     plan = load_plan(directory / "plan.json")
     which = {"checkpoint": arguments.checkpoint, "averaged": arguments.ema, "dtype": arguments.dtype}
     how = {"most": arguments.shard_size, "dequantise": arguments.dequantise, "merges": merges}
+    how["quantise"] = not merges and arguments.quantise
     which["task"] = arguments.task
     export = adapter_export_of(plan, directory, **which) if adapter else export_of(plan, directory, **which, **how)
     step = f"step {export.state['step']:,}"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
+from typing import Literal
 
 from attrs import evolve
 
@@ -129,22 +130,41 @@ def _listed(names: Sequence[str], what: str) -> Iterator[str]:
         yield f"{shown}{more} {'is' if len(names) == 1 else 'are'} {what}"
 
 
+@frozen(kw_only=True)
+class IntegerForm:
+    """One of the tensors that hold a matrix as integers, named as compressed-tensors names it. bits: of an integer.
+    group: numbers of a row that share a scale."""
+
+    suffix: Literal["weight", "weight_packed", "weight_scale", "weight_shape"]
+    bits: int
+    group: int
+
+    def shape(self, rows: int, width: int) -> tuple[int, ...]:
+        """Return its shape for a matrix of `rows` rows of `width` numbers."""
+        shapes = {"weight": (rows, width), "weight_scale": (rows, width // self.group), "weight_shape": (2,)}
+        return shapes.get(self.suffix, (rows, -(-width * self.bits // 32)))
+
+
 @frozen
 class WrittenTensor:
     """Tensor of a file: a parameter, one expert of it, or several parameters of one number format. parts: parameter →
-    its part in the tensor. format: its safetensors name. copied: the tensor of another folder whose bytes it has."""
+    its part in the tensor. format: its safetensors name. copied: the tensor of another folder whose bytes it has.
+    integers: the part of a matrix of integers that it is."""
 
     parts: tuple[tuple[str, StoredPart], ...]
     format: str
     copied: StoredTensor | None = None
+    integers: IntegerForm | None = None
 
     @property
     def name(self) -> str:
-        return self.parts[0][1].name
+        whole = self.parts[0][1].name
+        return whole if self.integers is None else whole.removesuffix("weight") + self.integers.suffix
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.parts[0][1].shape
+        whole = self.parts[0][1].shape
+        return whole if self.integers is None else self.integers.shape(*whole)
 
     @property
     def bytes(self) -> int:
@@ -173,15 +193,53 @@ FormatOf = Callable[[ParameterSpec, int], str]
 
 
 def lay_out(
-    arch: Architecture, format_of: FormatOf, most: int, copied: Mapping[str, StoredTensor] = MappingProxyType({})
+    arch: Architecture,
+    format_of: FormatOf,
+    most: int,
+    copied: Mapping[str, StoredTensor] = MappingProxyType({}),
+    rounded: "Rounded | None" = None,
 ) -> tuple[WrittenFile, ...]:
     """Return the files of a model, tensors in the order of its parameters and then the copied ones, with at most `most`
-    bytes in each; a larger tensor gets a file of its own."""
+    bytes in each; a larger tensor gets a file of its own. rounded: matrices that are written as integers."""
     others = (
         WrittenTensor(((name, StoredPart(name, tensor.shape)),), tensor.format, tensor)
         for name, tensor in copied.items()
     )
-    return in_files((*_tensors(arch, format_of), *others), most)
+    own = _tensors(arch, format_of)
+    return in_files((*(own if rounded is None else rounded.written(own)), *others), most)
+
+
+@frozen(kw_only=True)
+class Rounded:
+    """Matrices that are written as integers. names: of parameters. group: numbers of a row that share a scale; None:
+    the whole row."""
+
+    names: frozenset[str]
+    bits: int
+    group: int | None
+
+    @property
+    def packs(self) -> bool:
+        """True if several integers share a number of the file."""
+        return self.bits < 8
+
+    def written(self, tensors: Iterable[WrittenTensor]) -> Iterator[WrittenTensor]:
+        """Yield the tensors, with several in place of each whose parameters are all of these matrices."""
+        for tensor in tensors:
+            if not self.covers(tensor):
+                yield tensor
+                continue
+            group = self.group or tensor.shape[-1]
+            forms: dict[str, str] = {"weight_packed": "I32"} if self.packs else {"weight": "I8"}
+            forms |= {"weight_scale": tensor.format, **({"weight_shape": "I64"} if self.packs else {})}
+            for suffix, format in forms.items():
+                form = IntegerForm(suffix=suffix, bits=self.bits, group=group)  # pyright: ignore[reportArgumentType]
+                yield evolve(tensor, format=format, integers=form)
+
+    def covers(self, tensor: WrittenTensor) -> bool:
+        """Return True if a tensor is written as integers."""
+        parts = all(name in self.names and not part.transposed for name, part in tensor.parts)
+        return parts and len(tensor.shape) == 2 and tensor.name.endswith(".weight")
 
 
 def in_files(tensors: Iterable[WrittenTensor], most: int) -> tuple[WrittenFile, ...]:

@@ -92,12 +92,13 @@ def _config_of_server(resolved: Resolved) -> dict[str, Any]:
 def _precision(resolved: Resolved) -> dict[str, Any]:
     """Return the precision settings; settings of fp8 and `qat` are included only if they are used."""
     precision, formats = resolved.spec.precision, resolved.formats
-    used = evolve(precision, fp8=precision.scaled or Fp8(), qat=precision.rounded or Qat())
+    used = evolve(precision, fp8=precision.scaled or Fp8(), qat=Qat())
     return {
         **experiment_settings(used),
         "params": formats.params,
         "compute": formats.compute,
         **({"scaled": experiment_settings(formats.fp8)} if formats.fp8 is not None else {}),
+        **({"qat": experiment_settings(formats.qat)} if formats.qat is not None else {}),
     }
 
 

@@ -57,6 +57,15 @@ def weight_grid(weight_NGM: Tensor, bits: int, groups: Groups = ()) -> IntegerGr
     return IntegerGrid(scale.to(_exact(weight_NGM)), None, -high - 1, high)
 
 
+def packed(integers_NK: Tensor, bits: int) -> Tensor:
+    """Return signed integers of `bits` bits, a divisor of 32, in int32 [N, ⌈K · bits / 32⌉], the first in the lowest
+    bits: offset by 2^(bits - 1), and 0 beyond K (`pack_to_int32` of compressed-tensors)."""
+    each = 32 // bits
+    codes = torch.nn.functional.pad(integers_NK.long() + (1 << (bits - 1)), (0, -integers_NK.shape[1] % each))
+    shifted = codes.unflatten(1, (-1, each)) << (bits * torch.arange(each))
+    return shifted.sum(-1).to(torch.int32)
+
+
 def input_grid(x_TK: Tensor, groups: Groups = ()) -> IntegerGrid:
     """Return the grid of inputs [T, K]. groups: ranks that hold the rest of a token."""
     ends = torch.stack((x_TK.amin(-1, keepdim=True).neg_(), x_TK.amax(-1, keepdim=True))).clamp_(min=0)

@@ -220,6 +220,7 @@ def export_of(
     dtype: str | None,
     most: int,
     dequantise: bool = False,
+    quantise: bool = False,
     merges: bool = False,
     task: str | None = None,
 ) -> Export:
@@ -229,11 +230,12 @@ def export_of(
     checkpoint, averaged: see `chosen`. Raises EnvironmentFault if the checkpoint does not exist, is of another model,
     or lacks such weights.
     """
-    check_exportable(plan, dequantise=dequantise, merges=merges)
+    check_exportable(plan, dequantise=dequantise, merges=merges, quantise=quantise)
     own = plan_of(plan, task) if merges else plan
     entry, source = _source(plan, directory, checkpoint=checkpoint, averaged=averaged)
     merging = Merging(own, source["base"], entry, stored_names(plan, task)) if merges else None
-    return Export(plan=own, dtype=dtype, most=most, dequantise=dequantise, merging=merging, **source)
+    how = {"most": most, "dequantise": dequantise, "quantise": quantise, "merging": merging}
+    return Export(plan=own, dtype=dtype, **how, **source)
 
 
 def adapter_export_of(

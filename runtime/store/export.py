@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from attrs import asdict, frozen
 from torch import Tensor
 
 from xtrain.dsl.checking.config_json import snapshot_folder
 from xtrain.dsl.checking.model_folder import settings_in_folder
 from xtrain.dsl.schema.data_components import tokenizer_kind
+from xtrain.dsl.schema.model_config import QUANTISATION
+from xtrain.dsl.schema.precision import ROW, Qat
 from xtrain.plan.architecture import Architecture, ParameterSpec, buffers
 from xtrain.plan.exported_config import (
     FURTHER,
@@ -36,17 +39,19 @@ from xtrain.plan.weight_files import (
     read_weight_files,
     stored_names,
 )
-from xtrain.plan.weight_layout import FormatOf, WrittenFile, assign, lay_out
+from xtrain.plan.weight_layout import FormatOf, Rounded, WrittenFile, assign, lay_out
 from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import ExportFailed
 from xtrain.runtime.base.locks import HeldLock
 from xtrain.runtime.feed.chat.template import load_template
 from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
 from xtrain.runtime.nn.averages import Which
+from xtrain.runtime.nn.build import compute_format
 from xtrain.runtime.nn.texts import Chat, TextEnds, planned_arguments, planned_template
 from xtrain.runtime.store.export_folder import exporting, last_loss, model_card, new_folder
 from xtrain.runtime.store.export_weights import Dequantised, MergedMatrix, Merging, Report, WeightsWriter
 from xtrain.runtime.store.reading import WholeTensors
+from xtrain.runtime.store.stored_weights import TYPES
 from xtrain.text.units import bytes_text, plural
 
 GENERATION: Final = "generation_config.json"
@@ -114,16 +119,18 @@ class Export(WeightsExport):
     """Export of a checkpoint as a model folder.
 
     dtype: None: see `_formats`. most: bytes of a weight file. dequantise: write quantized matrices of the base as the
-    values of their codes. merging: merges the checkpoint's adapter into the base; None for a checkpoint of a whole
-    model.
+    values of their codes. quantise: write the matrices that `precision { qat }` rounds as integers. merging: merges the
+    checkpoint's adapter into the base; None for a checkpoint of a whole model.
     """
 
     most: int
     dequantise: bool = False
+    quantise: bool = False
     merging: Merging | None = None
 
     def _check(self) -> None:
-        check_exportable(self.plan, dequantise=self.dequantise, merges=self.merging is not None)
+        merges = self.merging is not None
+        check_exportable(self.plan, dequantise=self.dequantise, merges=merges, quantise=self.quantise)
 
     def _write(self, to: Path, report: Report) -> Exported:
         plan = self.plan
@@ -133,9 +140,11 @@ class Export(WeightsExport):
         origin = origin_of(plan, self.base)
         format_of = self._formats(origin)
         copied = self._copied(origin)
-        files = lay_out(self._arch, format_of, self.most, copied)
+        rounded = rounded_by(plan) if self.quantise else None
+        files = lay_out(self._arch, format_of, self.most, copied, rounded)
         formats = formats_of(files)
-        contents |= self._configs(origin, tokenizer, ends, next(iter(formats))) | self._code()
+        usual = next(format for format in formats if format in FORMATS)
+        contents |= self._configs(origin, tokenizer, ends, usual) | self._code()
         loss = last_loss(self.run, self.state)
         contents[CARD] = model_card(plan, self.state, self.weights, formats, loss).encode()
         total = sum(formats.values())
@@ -146,10 +155,14 @@ class Export(WeightsExport):
                 durable.write(folder / name, content)
             self._verify(folder, contents, tokenizer)
             with self._whole(files) as whole:
-                writer = WeightsWriter(files, whole, folder, report, origin)
+                writer = WeightsWriter(files, whole, folder, report, origin, self._compute)
                 writer.write()
             writer.verify()
-            self._verify_weights(folder)
+            if rounded is None:
+                self._verify_weights(folder)
+            else:  # `model "folder"` reads no integers: its config was compared without them
+                config = json.loads(contents[CONFIG]) | {QUANTISATION: _integers(plan, rounded, files)}
+                durable.write(folder / CONFIG, _text(config))
             merged = self.merging.matrices if self.merging is not None else []
             if merged:
                 durable.write(folder / MERGED, _text({matrix.name: asdict(matrix) for matrix in merged}))
@@ -199,6 +212,11 @@ class Export(WeightsExport):
             yield f"{origin} has {plural(there, 'layer')} that predict further tokens, and the run read " + (
                 f"{arch.mtp or 'none'} (`mtp`): the others are not written"
             )
+
+    @property
+    def _compute(self) -> torch.dtype:
+        """The number format in which products take matrices."""
+        return TYPES[FORMATS[compute_format(self.plan)]]
 
     @property
     def _arch(self) -> Architecture:
@@ -328,8 +346,40 @@ def _modules(arch: Architecture, folder: Path | None) -> int:
     return stored.modules_in(arch, files.tensors)
 
 
-def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False) -> None:
-    """Raise ExportFailed if no folder can hold the model of a plan. merges: merge its adapter into the model."""
+def rounded_by(plan: Plan) -> Rounded | None:
+    """Return the matrices that a run rounds for its products; None without."""
+    args = plan.args("setup.qat")
+    if not args:
+        return None
+    names = (f"layers.{layer}.{name}.weight" for name, layers in args["matrices"].items() for layer in layers)
+    group = None if args["group"] == ROW else args["group"]
+    return Rounded(names=frozenset(names), bits=Qat(weights=args["weights"]).bits, group=group)
+
+
+def _integers(plan: Plan, rounded: Rounded, files: tuple[WrittenFile, ...]) -> dict[str, Any]:
+    """Return the `quantization_config` of compressed-tensors."""
+    tensors = [tensor for file in files for tensor in file.tensors]
+    others = [each.name for each in tensors if each.integers is None and len(each.shape) == 2]
+    weights = {"num_bits": rounded.bits, "type": "int", "symmetric": True, "dynamic": False}
+    weights |= {"strategy": "channel" if rounded.group is None else "group", "group_size": rounded.group}
+    inputs = {"num_bits": 8, "type": "int", "symmetric": False, "dynamic": True, "strategy": "token"}
+    rounds_inputs = plan.args("setup.qat")["activations"] != "none"
+    form = "pack-quantized" if rounded.packs else "int-quantized"
+    group = {"targets": ["Linear"], "weights": weights, "format": form}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {**group, "input_activations": inputs if rounds_inputs else None}},
+        "ignore": sorted(name.removesuffix(".weight") for name in others if name.endswith(".weight")),
+    }
+
+
+def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False, quantise: bool = False) -> None:
+    """Raise ExportFailed if no folder can hold the model of a plan. merges: merge its adapter into the model. quantise:
+    write rounded matrices as integers."""
+    if quantise and rounded_by(plan) is None:
+        raise ExportFailed("the run rounds no matrices: `precision { qat { weights = int4 } }` does", "X525")
     if merges and plan.architecture.adapter is None:
         raise ExportFailed("the run trains no adapter; `xtrain export` writes its model", "X525")
     if merges and plan.architecture.tie_embeddings and plan.architecture.head_matrices:

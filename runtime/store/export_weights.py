@@ -10,7 +10,7 @@ from typing import Final
 from zlib import crc32
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from xtrain.blocks.adapted import adapted_matrices
@@ -18,7 +18,7 @@ from xtrain.plan.mesh import base_of_plan
 from xtrain.plan.parameters import name_of
 from xtrain.plan.plan import Plan
 from xtrain.plan.weight_files import INDEX, SIZES, StoredTensor, read_file
-from xtrain.plan.weight_layout import WrittenFile, WrittenTensor
+from xtrain.plan.weight_layout import IntegerForm, WrittenFile, WrittenTensor
 from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import EnvironmentFault, ExportFailed
 from xtrain.runtime.nn.adapters import begun_part, merged
@@ -159,6 +159,8 @@ class WeightsWriter:
     folder: Path
     report: Report
     origin: Path | None = None
+    compute: torch.dtype = torch.float32
+    """Number format in which training rounds matrices."""
     _sums: dict[str, int] = field(factory=dict)
     _read: dict[str, Tensor] = field(factory=dict)
 
@@ -219,6 +221,11 @@ class WeightsWriter:
         if tensor.copied is not None:
             yield from self._copy(tensor.copied, tensor.name)
             return
+        if tensor.integers is not None:
+            content = self._integers(tensor, tensor.integers).view(torch.uint8).numpy().data.cast("B")
+            self._sums[tensor.name] = crc32(content)
+            yield content
+            return
         views, type, sum = self._views(tensor), TYPES[tensor.format], 0
         row_bytes = prod(tensor.shape[1:]) * SIZES[tensor.format]
         rows, chunk_rows = tensor.shape[0] if tensor.shape else 1, max(1, CHUNK_BYTES // max(1, row_bytes))
@@ -231,6 +238,24 @@ class WeightsWriter:
             sum = crc32(content, sum)
             yield content
         self._sums[tensor.name] = sum
+
+    def _integers(self, tensor: WrittenTensor, form: IntegerForm) -> Tensor:
+        """Return a part of a matrix of integers. They are those of training, whose products take the matrix in
+        `compute`."""
+        from xtrain.runtime.nn.rounding import packed, weight_grid  # most runs round nothing
+
+        ((_, part), *_) = tensor.parts
+        if form.suffix == "weight_shape":
+            return torch.tensor(part.shape)
+        whole = _rows(evolve(tensor, integers=None), self._views(tensor), 0, part.shape[0])
+        if not bool(torch.isfinite(whole).all()):
+            raise ExportFailed(_not_finite(evolve(tensor, format="F32"), whole))
+        groups_NGM = whole.to(self.compute).unflatten(-1, (-1, form.group))
+        grid = weight_grid(groups_NGM, form.bits)
+        if form.suffix == "weight_scale":
+            return grid.scale.squeeze(-1).to(TYPES[tensor.format]).contiguous()
+        integers_NK = grid.integers(groups_NGM).clamp_(grid.low, grid.high).flatten(1).to(torch.int8)
+        return integers_NK if form.suffix == "weight" else packed(integers_NK, form.bits)
 
     def _copy(self, stored: StoredTensor, name: str) -> Iterator[memoryview]:
         """Yield the bytes of a tensor of the folder that the model began with."""
