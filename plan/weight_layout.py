@@ -224,7 +224,7 @@ class Rounded:
         return self.bits < 8
 
     def written(self, tensors: Iterable[WrittenTensor]) -> Iterator[WrittenTensor]:
-        """Yield the tensors, with several in place of each whose parameters are all of these matrices."""
+        """Yield the tensors; for each whose parameters are all of these matrices, several."""
         for tensor in tensors:
             if not self.covers(tensor):
                 yield tensor

@@ -321,7 +321,7 @@ class TraceObserver(TorchDispatchMode):
                 end()
 
 
-class Pieces(Sequence[Tensor]):
+class TracedPieces(Sequence[Tensor]):
     """Result of `torch.chunk`, cut only where it is indexed; missing pieces are empty."""
 
     def __init__(self, tensor: Tensor, number: int, dim: int) -> None:
@@ -360,11 +360,11 @@ class _JoinsPieces:
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
-    def chunk(self, tensor: Tensor, number: int, dim: int = 0) -> Pieces:
-        return Pieces(tensor, number, dim)
+    def chunk(self, tensor: Tensor, number: int, dim: int = 0) -> TracedPieces:
+        return TracedPieces(tensor, number, dim)
 
     def cat(self, tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Tensor:
-        if not isinstance(tensors, Pieces):
+        if not isinstance(tensors, TracedPieces):
             return torch.cat(tensors, dim, out=out)  # pyright: ignore[reportArgumentType]
         return tensors.joined(dim) if out is None else out
 
@@ -395,7 +395,7 @@ def own_pieces() -> Iterator[None]:
     with ExitStack() as stack:
         module: Any = _fsdp_param
         stack.callback(setattr, module, "_chunk_with_empty", module._chunk_with_empty)
-        module._chunk_with_empty = Pieces
+        module._chunk_with_empty = TracedPieces
         if make is not None:
             stack.callback(setattr, DeviceMesh, "_concatenate", DeviceMesh.__dict__["_concatenate"])
             DeviceMesh._concatenate = staticmethod(joined)  # pyright: ignore[reportAttributeAccessIssue]

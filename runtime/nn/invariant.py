@@ -40,13 +40,13 @@ class Invariant(TorchFunctionMode):
 
 def linear(x: Tensor, weight_ND: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """Return x · Wᵀ + b, `TILE` rows at a time."""
-    out = _Tiled.apply(x.flatten(0, -2), weight_ND)
+    out = _TiledProduct.apply(x.flatten(0, -2), weight_ND)
     assert isinstance(out, Tensor)
     out = out.view(*x.shape[:-1], len(weight_ND))
     return out if bias_N is None else out + bias_N
 
 
-class _Tiled(torch.autograd.Function):
+class _TiledProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, weight_ND: Tensor) -> Tensor:
         ctx.save_for_backward(x_TD, weight_ND)

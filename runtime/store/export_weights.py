@@ -240,8 +240,7 @@ class WeightsWriter:
         self._sums[tensor.name] = sum
 
     def _integers(self, tensor: WrittenTensor, form: IntegerForm) -> Tensor:
-        """Return a part of a matrix of integers. They are those of training, whose products take the matrix in
-        `compute`."""
+        """Return a part of a matrix of integers: the ones of training, whose products take the matrix in `compute`."""
         from xtrain.runtime.nn.rounding import packed, weight_grid  # most runs round nothing
 
         ((_, part), *_) = tensor.parts
