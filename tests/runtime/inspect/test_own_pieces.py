@@ -11,7 +11,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.device import FakeDevice
 from xtrain.runtime.inspect import trace as program
-from xtrain.runtime.inspect.observer import Pieces, own_pieces
+from xtrain.runtime.inspect.observer import TracedPieces, own_pieces
 from xtrain.runtime.inspect.trace import trace_rank
 
 # 64 ranks with two experts each, which 32 ranks share: they are cut behind their first dim.
@@ -32,7 +32,7 @@ checkpoint { enabled = false }
 @pytest.mark.parametrize("dim", [0, 1])
 def test_pieces_are_those_of_torch(number, dim):
     whole = torch.arange(15 * 6).view(15, 6).transpose(0, dim).contiguous()
-    pieces, theirs = Pieces(whole, number, dim), _chunk_with_empty(whole, number, dim)
+    pieces, theirs = TracedPieces(whole, number, dim), _chunk_with_empty(whole, number, dim)
     assert len(pieces) == len(theirs) == number
     for ours, other in zip(pieces, theirs, strict=True):
         assert ours.numel() == other.numel()
@@ -41,7 +41,7 @@ def test_pieces_are_those_of_torch(number, dim):
 
 def test_fsdp_has_its_own_again_behind_it():
     with own_pieces():
-        assert vars(_fsdp_param)["_chunk_with_empty"] is Pieces
+        assert vars(_fsdp_param)["_chunk_with_empty"] is TracedPieces
     assert vars(_fsdp_param)["_chunk_with_empty"] is _chunk_with_empty
 
 
