@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 PAGE: Final = 16  # positions per page
+STATES: Final = 0  # instead of the window of layers: layers with states, of which a sample has one page
 SETUP: Final = "setup.serve"
 WHOLE: Final = 0  # the rank of a server that trains the model itself
 

@@ -389,6 +389,7 @@ def unread_by_peft(arch: Architecture, trained: Sequence[ParameterSpec]) -> Iter
     own = {each.adapter for each in trained if each.adapter}
     lasts: dict[bool, dict[str, str]] = {True: {}, False: {}}  # of experts, of others: last part → module
     experts: set[str] = set()
+    joined: dict[str, str] = {}  # last part → module
     for each in parameters(arch.base):
         module = _modules(names, each)[0]
         last = module.rpartition(".")[2]
@@ -396,6 +397,10 @@ def unread_by_peft(arch: Architecture, trained: Sequence[ParameterSpec]) -> Iter
             experts.update((last, "gate_proj", "up_proj") if last == "gate_up_proj" else (last,))
         if each.name in own:
             lasts[each.expert].setdefault(last, each.name if each.expert else module)
+            if not any(part.name.startswith(module) for parts in names.of(each) for part in parts):
+                joined.setdefault(last, module)
+    if joined:
+        yield f"leaves out {next(iter(joined.values()))} and others that it has in one matrix: merge for other programs"
     if not names.peft_gathers:
         yield from (f"leaves out {name} and all other routed experts" for name in [*lasts[True].values()][:1])
     elif taken := [module for last, module in lasts[False].items() if last in experts]:

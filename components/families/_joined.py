@@ -21,15 +21,26 @@ class JoinedNames(StoredNames):
     groups: Mapping[str, int] = field(factory=dict)
 
     def of(self, parameter: ParameterSpec) -> Alternatives:
+        if (place := self._place(parameter)) is None:
+            return super().of(parameter)
+        path, name, stored, rows = place
+        return (tuple(self._parts(path, stored, rows, name, parameter.shape)),)
+
+    def in_modules(self, parameter: ParameterSpec) -> tuple[StoredPart, ...]:
+        """Return the parts as `StoredNames` does; of a tensor with several parameters, each under a name of its own."""
+        place = self._place(parameter)
+        if place is None or len(place[3]) == 1:
+            return super().in_modules(parameter)
+        return (StoredPart(place[0] + place[1], parameter.shape),)
+
+    def _place(self, parameter: ParameterSpec) -> tuple[str, str, str, Rows] | None:
+        """Return path of the module, name inside, and tensor with its rows; None for other parameters."""
         for module, tensors in self.joined.items():
             start, found, name = parameter.name.partition(f".{module}.")
             stored = next((tensor for tensor, rows in tensors.items() if name in dict(rows)), "") if found else ""
             if stored:
-                parts = self._parts(
-                    self._renamed(f"model.{start}{found}"), stored, tensors[stored], name, parameter.shape
-                )
-                return (tuple(parts),)
-        return super().of(parameter)
+                return self._renamed(f"model.{start}{found}"), name, stored, tensors[stored]
+        return None
 
     def _parts(self, module: str, stored: str, rows: Rows, name: str, shape: tuple[int, ...]) -> Iterator[StoredPart]:
         groups = self.groups.get(stored, 1)

@@ -76,12 +76,15 @@ class _NemotronNames(JoinedNames):
         found = super().of(parameter)
         if parameter.name == "norm.weight":
             found = ((StoredPart("model.norm_f.weight", parameter.shape),),)
-        modules = (tuple(evolve(part, name=self._renamed(part.name)) for part in parts) for parts in found)
+        modules = (self._of_mixers(parts) for parts in found)
         return tuple(way for parts in dict.fromkeys(modules) for way in dict.fromkeys((_in_files(parts), parts)))
 
     def in_modules(self, parameter: ParameterSpec) -> tuple[StoredPart, ...]:
-        *_, last = self.of(parameter)[:2]
-        return last
+        found = super().in_modules(parameter)
+        return tuple(evolve(part, name=re.sub(r"^backbone\.", "model.", part.name)) for part in self._of_mixers(found))
+
+    def _of_mixers(self, parts: tuple[StoredPart, ...]) -> tuple[StoredPart, ...]:
+        return tuple(evolve(part, name=self._renamed(part.name)) for part in parts)
 
 
 def _in_files(parts: tuple[StoredPart, ...]) -> tuple[StoredPart, ...]:

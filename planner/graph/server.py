@@ -6,7 +6,7 @@ from typing import Any, Final
 from xtrain.plan.architecture import BlockLayer
 from xtrain.plan.estimates import Estimates, Hardware
 from xtrain.plan.findings import Findings
-from xtrain.plan.graph import PAGE, SETUP, WHOLE, Builder, check_graph, resumes, slots_of, window_pages
+from xtrain.plan.graph import PAGE, SETUP, STATES, WHOLE, Builder, check_graph, resumes, slots_of, window_pages
 from xtrain.plan.mesh import AXES
 from xtrain.plan.plan import Plan, PlanPhase, Timeline
 from xtrain.plan.resolved import Resolved, TrainedKind
@@ -26,11 +26,11 @@ def pages_of(positions: int) -> int:
 
 
 def sampling_pages(resolved: Resolved, estimates: Estimates) -> dict[int | None, int]:
-    """Return window of layers → number of pages.
+    """Return window of layers → number of pages; STATES → samples that have states.
 
     Pages and a layer's reads may use the memory of activations and loss at the peak of a forward_backward, because
     neither exists while samples are generated; the peak does not change. One sample of the longest text always fits,
-    with one page for each other sample. MOST_ROWS of these samples never need more.
+    with one page for each other sample. MOST_ROWS of these samples never need more. States may use half of the memory.
     """
     assert resolved.spec.serve is not None
     bytes_of, longest = (
@@ -38,23 +38,27 @@ def sampling_pages(resolved: Resolved, estimates: Estimates) -> dict[int | None,
         pages_of(resolved.spec.serve.max_tokens),
     )
     room = min(each.memory.activations + each.memory.loss for each in estimates.classes) - read_bytes(resolved)
+    of_states = [each.pop(STATES, 0) for each in bytes_of]
+    states = max(1, min(MOST_ROWS, room // 2 // max(of_states) - 1)) if any(of_states) else 0
     low, high = longest + MOST_ROWS, MOST_ROWS * max(longest, 2)
     while low < high:
         middle = (low + high + 1) // 2
-        fits = max(_all(middle, each) for each in bytes_of) <= room
-        low, high = (middle, high) if fits else (low, middle - 1)
+        needs = (_all(middle, each) + (states + 1) * own for each, own in zip(bytes_of, of_states, strict=True))
+        low, high = (middle, high) if max(needs) <= room else (low, middle - 1)
     windows = dict.fromkeys(window for each in bytes_of for window in each)
-    return {window: _count(low, window) for window in windows}
+    return {window: _count(low, window) for window in windows} | ({STATES: states} if states else {})
 
 
 def read_bytes(resolved: Resolved) -> int:
-    """Return the bytes of all pages of MOST_ROWS rows of the longest text, as read by one layer."""
+    """Return the bytes of all pages of MOST_ROWS rows of the longest text, or of their states, as read by one layer."""
     assert resolved.spec.serve is not None
     pages, found = MOST_ROWS * pages_of(resolved.spec.serve.max_tokens), 0
     for kind in resolved.kinds:
         for layer in kind.block.layers():
-            if layer.attends:
-                found = max(found, _count(pages, layer.window) * PAGE * _position_bytes(resolved, kind, layer))
+            if layer.keeps_state:
+                found = max(found, MOST_ROWS * _cached_bytes(resolved, kind, layer))
+            elif layer.attends:
+                found = max(found, _count(pages, layer.window) * PAGE * _cached_bytes(resolved, kind, layer))
     return found
 
 
@@ -74,7 +78,7 @@ def _all(pages: int, bytes_of: Mapping[int | None, int]) -> int:
 
 
 def _page_bytes(resolved: Resolved, stages: tuple[int, ...]) -> dict[int | None, int]:
-    """Return window → bytes of a page in all layers of a pipeline coordinate."""
+    """Return window → bytes of a page in all layers of a pipeline coordinate; STATES → of the states of a sample."""
     found: dict[int | None, int] = {}
     own = {
         layer
@@ -84,17 +88,19 @@ def _page_bytes(resolved: Resolved, stages: tuple[int, ...]) -> dict[int | None,
     for kind in resolved.kinds:
         if count := len(own.intersection(kind.layers)):
             for layer in kind.block.layers():
-                if layer.attends:
-                    numbers = count * PAGE * _position_bytes(resolved, kind, layer)
-                    found[layer.window] = found.get(layer.window, 0) + numbers
+                if layer.attends or layer.keeps_state:
+                    window, positions = (STATES, 1) if layer.keeps_state else (layer.window, PAGE)
+                    numbers = count * positions * _cached_bytes(resolved, kind, layer)
+                    found[window] = found.get(window, 0) + numbers
     return found
 
 
-def _position_bytes(resolved: Resolved, kind: TrainedKind, layer: BlockLayer) -> int:
-    """Return the bytes of a position in one layer. Ranks of context and data parallelism hold all of them; ranks of
-    tensor parallelism their own heads."""
-    numbers = layer.cached(resolved.architecture, resolved.size("tp"), 1, plain_parameters(resolved, kind))
-    return numbers * BYTES[resolved.formats.compute]
+def _cached_bytes(resolved: Resolved, kind: TrainedKind, layer: BlockLayer) -> int:
+    """Return the bytes of a position in one layer, or of its states. Ranks of context and data parallelism hold all of
+    them; ranks of tensor parallelism their own heads."""
+    width, plain = BYTES[resolved.formats.compute], plain_parameters(resolved, kind)
+    exact = max(BYTES["fp32"], width) // width
+    return layer.cached(resolved.architecture, resolved.size("tp"), 1, plain, exact) * width
 
 
 def slot_bytes(resolved: Resolved) -> int:
@@ -250,7 +256,8 @@ def _requests(graph: Builder, resolved: Resolved, estimates: Estimates, after: s
     weights = "an exported adapter, or none" if adapters else "exported weights, or the initial ones"
     pages = sampling_pages(resolved, estimates)
     does = f"sample up to {MOST_ROWS} texts at once with {weights}; keys and values in {_pages_text(pages)} of {PAGE} "
-    does += f"positions, {bytes_text(pages_bytes(resolved, pages))} on a rank while no training runs, and up to "
+    does += "positions, " + (f"states of {plural(pages[STATES], 'text')}, " if STATES in pages else "")
+    does += f"{bytes_text(pages_bytes(resolved, pages))} on a rank while no training runs, and up to "
     does += f"{bytes_text(read_bytes(resolved))} for the reads of a layer"
     then("sample", does, rows=MOST_ROWS, pages=[[window, count] for window, count in pages.items()])
     then("forget", "release an export kept for sampling")
@@ -263,5 +270,6 @@ def _pages_text(pages: Mapping[int | None, int]) -> str:
     found = [
         f"{count:,} pages" if window is None else f"{count:,} for windows of {window:,}"
         for window, count in pages.items()
+        if window != STATES
     ]
     return " and ".join(found)

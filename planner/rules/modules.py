@@ -28,27 +28,24 @@ def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch:
     _check_activation(spec, architecture, layout, found)
     _check_tiles(spec, architecture, layout, batch, found)
     _check_attention(spec, architecture, layout, found)
-    _check_mixers(spec, architecture, layout, found)
+    _check_mixers(architecture, layout, found)
     _check_overlap(spec, layout, found)
     _check_deterministic(spec, found)
     _check_invariant(spec, architecture, layout, found)
     _check_actions(spec, architecture, found)
 
 
-@checks("model.mixers", reads="model.* {context} serve")
-def _check_mixers(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
-    """Check that layers that carry states get all positions of a document, but for those whose heads ranks of cp share,
-    and that no server has such layers."""
-    found_layers = [layer for kind in architecture.kinds for layer in kind.block.layers() if layer.keeps_state]
-    names, whole = {layer.name for layer in found_layers}, {layer.name for layer in found_layers if not layer.attends}
-    what = "the layer `{}` carries its state from one position of a document to the next"
+@checks("model.mixers", reads="model.* {context}")
+def _check_mixers(architecture: Architecture, layout: Layout, found: Findings) -> None:
+    """Check that layers that carry states get all positions of a document, but for those whose heads ranks of cp
+    share."""
+    layers = [layer for kind in architecture.kinds for layer in kind.block.layers()]
+    whole = {layer.name for layer in layers if layer.keeps_state and not layer.attends}
     ranks = 1 if "cp" in layout.unsettled else layout.size("ring") * layout.size("ulysses")
     if whole and ranks > 1:
-        message = f"{what.format(min(whole))}, and with cp {ranks} ranks have parts of documents"
+        message = f"the layer `{min(whole)}` carries its state from one position of a document to the next, and with "
+        message += f"cp {ranks} ranks have parts of documents"
         found.fail("model.mixers", "X449", "parallel.cp.size", message, "leave cp out; fsdp, tp and pp can be used")
-    if names and spec.serve is not None:
-        message = f"{what.format(min(names))}, and a server keeps keys and values alone"
-        found.fail("model.mixers", "X449", "serve", message, "serve a model whose positions only attention mixes")
 
 
 @checks(

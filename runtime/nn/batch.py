@@ -33,6 +33,14 @@ class LayerCache(Protocol):
         """Return which of the last `count` positions each row sees, bool [B, 1, 1, count]; None: all."""
         ...
 
+    def keep(self, layer: nn.Module, state: tuple[Tensor, ...]) -> None:
+        """Keep the states of a layer after the newest positions."""
+        ...
+
+    def kept(self, layer: nn.Module) -> tuple[Tensor, ...]:
+        """Return the states of a layer. They may be overwritten, and are kept again afterwards."""
+        ...
+
 
 @define(eq=False)
 class KeyValueCache:

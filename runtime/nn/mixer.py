@@ -13,7 +13,7 @@ from xtrain.blocks.mixer import UserMixer
 from xtrain.runtime.base.collectives import gather
 from xtrain.runtime.base.user_parts import UserPart
 from xtrain.runtime.nn.axes import Axes, local
-from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache, LayerCache
+from xtrain.runtime.nn.batch import DocumentLayout, LayerCache
 from xtrain.runtime.nn.block import BlockSettings, Built, builds
 from xtrain.runtime.nn.layers import OwnModule, is_like, type_text
 
@@ -42,7 +42,6 @@ class OwnMixer(OwnModule):
     def _mixed(self, x_BSD: Tensor, packing: DocumentLayout, cache: LayerCache | None) -> Tensor:
         rows = x_BSD.shape[0]
         if cache is not None and cache.filled:
-            assert isinstance(cache, KeyValueCache)
             out_BSD, last = self.step(x_BSD, cache.kept(self))
             cache.keep(self, last)
             return out_BSD
@@ -58,7 +57,6 @@ class OwnMixer(OwnModule):
             out_BSD = torch.cat([torch.cat(parts, 1) for parts in by_row])
             last = tuple(torch.cat(each) for each in zip(*states, strict=True))
         if cache is not None:
-            assert isinstance(cache, KeyValueCache)
             cache.keep(self, last)
         return out_BSD
 

@@ -20,7 +20,7 @@ from xtrain.runtime.base.collectives import to_heads, to_positions
 from xtrain.runtime.nn.attention import AttentionKernel, AttentionModule
 from xtrain.runtime.nn.attention_blocks import PLAIN, exact_type
 from xtrain.runtime.nn.axes import Axes
-from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache, LayerCache
+from xtrain.runtime.nn.batch import DocumentLayout, LayerCache
 from xtrain.runtime.nn.chunks import Scan
 from xtrain.runtime.nn.layers import Linear, WeightHolder
 from xtrain.runtime.nn.recompute import as_one
@@ -99,7 +99,6 @@ class RecurrentMixer(AttentionModule):
         """Return the outputs [B, S, H, V] of the recurrence; with a cache, also keep its states."""
         if cache is None:
             return self._spread(how, inputs, packing)
-        assert isinstance(cache, KeyValueCache)  # a server with such layers is refused (X449)
         if cache.filled == 0:
             return self._begun(how, inputs, packing, cache)
         return self._continued(how, inputs, cache)
@@ -159,9 +158,7 @@ class RecurrentMixer(AttentionModule):
         out_BSHV = _mix(how, pieces.piece_1L, (pieces, ring), *halo, *moving, *weights)
         return out_BSHV[0].unflatten(0, (rows, -1))
 
-    def _begun(
-        self, how: Recurrence, inputs: Sequence[Tensor], packing: DocumentLayout, cache: KeyValueCache
-    ) -> Tensor:
+    def _begun(self, how: Recurrence, inputs: Sequence[Tensor], packing: DocumentLayout, cache: LayerCache) -> Tensor:
         """Compute prompts, and keep the state and the inputs of the convolution after the last position."""
         document_BS = packing.document_BS
         out_BSHV, state = how.outputs(how.prepared(inputs, document_BS), document_BS)
@@ -169,7 +166,7 @@ class RecurrentMixer(AttentionModule):
         cache.keep(self, (state, *last))
         return out_BSHV.to(inputs[0].dtype)
 
-    def _continued(self, how: Recurrence, inputs: Sequence[Tensor], cache: KeyValueCache) -> Tensor:
+    def _continued(self, how: Recurrence, inputs: Sequence[Tensor], cache: LayerCache) -> Tensor:
         """Compute one position, and move the state on."""
         state, *last = cache.kept(self)
         count = how.CONVOLVED
@@ -178,7 +175,9 @@ class RecurrentMixer(AttentionModule):
         prepared = how.prepared((*whole, *inputs[count:]), one)
         for before, part in zip(last, whole, strict=True):
             before.copy_(part[:, 1:])
-        return how.step(prepared, state, len(one)).to(inputs[0].dtype)
+        out_BSHV = how.step(prepared, state, len(one)).to(inputs[0].dtype)
+        cache.keep(self, (state, *last))
+        return out_BSHV
 
 
 class _Mix(torch.autograd.Function):

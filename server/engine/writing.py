@@ -1,4 +1,4 @@
-"""Rows that are generated together, each with its adapter, and the pages of their keys and values."""
+"""Rows that are generated together, each with its adapter, and the pages of their keys, values and states."""
 
 import random
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
-from xtrain.plan.graph import PAGE, window_pages
+from xtrain.plan.graph import PAGE, STATES, window_pages
 from xtrain.runtime.feed.tokenizers import TextTokenizer
 from xtrain.runtime.nn.texts import Sampling
 from xtrain.runtime.sampling.text_generator import TextGenerator, next_batch, prompt_batch
@@ -20,7 +20,7 @@ from xtrain.runtime.sampling.text_generator import TextGenerator, next_batch, pr
 class Pages:
     """Pages of layers with one window. free: unused pages; users: samples that use each. tables: the pages of each
     sample; position p is in page p // PAGE of its table, modulo the window's pages. tensors: of each layer [K,
-    pages, PAGE, A], so that a row is read page by page."""
+    pages, PAGE, A], so that a row is read page by page; of layers with states [1, pages, …]."""
 
     window: int | None
     count: int
@@ -96,6 +96,12 @@ class Pages:
                 tensor[:, used] = 0
         return self.tensors[layer]
 
+    def spare(self, count: int) -> bool:
+        """Return True if `count` pages are free; of states as many as samples need that share one."""
+        if self.window == STATES:
+            count = sum(max(0, users - 1) for users in self.users)
+        return len(self.free) >= count
+
 
 @define(eq=False)
 class SamplePages:
@@ -136,8 +142,8 @@ class SamplePages:
         return all(pages.reserve(sample, position) for pages in self.of_window.values())
 
     def spare(self, count: int) -> bool:
-        """Return True if `count` pages of each kind are free."""
-        return all(len(pages.free) >= count for pages in self.of_window.values())
+        """Return True if `count` samples can each get a page of every kind."""
+        return all(pages.spare(count) for pages in self.of_window.values())
 
     def room(self, number: int, like: Tensor, *shape: int) -> Tensor:
         """Return memory for a layer's tensor `number`, valid until the next layer's call."""
@@ -191,6 +197,22 @@ class PagedRows:
 
     def seen(self, count: int, window: int | None) -> Tensor | None:
         return self._seen[window]
+
+    def keep(self, layer: nn.Module, state: tuple[Tensor, ...]) -> None:
+        """Write the states of the samples into their pages."""
+        pages, rows = self.pages.of_window[STATES], len(self.samples)
+        by_row = [each.unflatten(0, (rows, -1)) for each in state]
+        if layer not in pages.tensors:
+            pages.tensors[layer] = tuple(each.new_zeros(1, pages.count + 1, *each.shape[1:]) for each in by_row)
+        page_B = pages.table(self.samples)[:, 0].to(state[0].device)
+        for tensor, each in zip(pages.tensors[layer], by_row, strict=True):
+            tensor[0, page_B] = each
+
+    def kept(self, layer: nn.Module) -> tuple[Tensor, ...]:
+        """Return copies of the states of the samples."""
+        pages = self.pages.of_window[STATES]
+        page_B = pages.table(self.samples)[:, 0].to(pages.tensors[layer][0].device)
+        return tuple(tensor[0, page_B].flatten(0, 1) for tensor in pages.tensors[layer])
 
     def _look(self, pages: Pages, size: int, device: torch.device) -> None:
         """Prepare a window's indices: rows, places among the `size` of a row, and slots to write; pages to read, and

@@ -215,7 +215,7 @@ def test_convolutions_have_the_gradients_of_their_numbers():
 
 
 class Board:
-    """Collectives of threads in the place of ranks."""
+    """Collectives of threads instead of ranks."""
 
     def __init__(self, ring: int) -> None:
         self.ring, self.numbers = ring, {}

@@ -98,6 +98,26 @@ def test_samples_have_the_probabilities_of_training(sets: tuple[str, ...], tmp_p
     check_samples(server_plan(tmp_path, *sets), tmp_path)
 
 
+DELTA = """qwen3_5 {
+  dim = 32, layers = 3, heads = 4, kv_heads = 2, head_dim = 8, ffn = 48, init_std = 0.2, attention_layers = [1],
+  delta_key_dim = 6, delta_value_dim = 10
+}"""
+HYBRID = """nemotron_h {
+  dim = 32, layers = 4, heads = 4, kv_heads = 2, head_dim = 8, pattern = "ME*M", experts = 4, experts_per_token = 2,
+  expert_ffn = 24, mamba_state = 6, mamba_heads = 4, mamba_groups = 2, init_std = 0.2, router { aux_loss = 0 }
+}"""
+
+
+@pytest.mark.parametrize(("model", "sets"), [
+    (DELTA, ()),
+    pytest.param(HYBRID, (), marks=pytest.mark.matrix),
+    *(pytest.param(DELTA, sets, marks=pytest.mark.matrix) for sets in (("parallel.tp=2",), PP, RING)),
+    pytest.param(HYBRID, ("parallel.tp=2", "parallel.ep=2"), marks=pytest.mark.matrix),
+])  # fmt: skip
+def test_samples_of_models_with_states_too(model: str, sets: tuple[str, ...], tmp_path: Path):
+    check_samples(server_plan(tmp_path, *sets, model=model), tmp_path)
+
+
 @pytest.mark.usefixtures("inspected_here")
 @pytest.mark.parametrize("kind", ["olmo3", pytest.param("gpt_oss", marks=pytest.mark.slow)])
 def test_samples_of_code_of_transformers_too(kind: str, tmp_path: Path):
@@ -190,8 +210,10 @@ def joined(engine: Any, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(("model", "sets"), [
     pytest.param("", (), marks=pytest.mark.matrix),  # one block of the other is without a window
     (WINDOWED, ()),
+    (DELTA, ()),
+    pytest.param(HYBRID, (), marks=pytest.mark.matrix),
     *(pytest.param("", sets, marks=pytest.mark.slow) for sets in (("parallel.tp=2",), PP, RING)),
-], ids=["llama", "window", "tp", "pp", "ring"])  # fmt: skip
+], ids=["llama", "window", "delta net", "Mamba-2", "tp", "pp", "ring"])  # fmt: skip
 def test_samples_that_join_others_are_those_that_they_are_alone(model: str, sets: tuple[str, ...], tmp_path: Path):
     plan = server_plan(tmp_path, *sets, **({"model": model} if model else {}))
     found = served(plan, joined, tmp_path / "run")
@@ -212,14 +234,26 @@ def test_samples_that_join_others_are_those_that_they_are_alone(model: str, sets
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("sets", [(), pytest.param(PP, marks=pytest.mark.matrix)], ids=["one", "pp"])
-def test_samples_that_wait_for_pages_are_those_that_they_are_alone(sets: tuple[str, ...], tmp_path: Path):
+@pytest.mark.parametrize(
+    ("model", "sets", "few_pages"),
+    [
+        ("", (), [[None, 4]]),
+        ("", PP, [[None, 4]]),
+        (DELTA, (), [[None, 4], [0, 3]]),
+        (DELTA, (), [[None, 256], [0, 3]]),
+    ],
+    ids=["one", "pp", "delta net", "states"],
+)
+def test_samples_that_wait_for_pages_are_those_that_they_are_alone(
+    model: str, sets: tuple[str, ...], few_pages: list[Any], tmp_path: Path
+):
     """There are as many pages as one sample of the longest text may have: others begin again when some are free."""
-    plan = server_plan(tmp_path, *sets)
-    (usual,) = plan.node("request.sample").args["pages"]
+    plan = server_plan(tmp_path, *sets, **({"model": model} if model else {}))
+    usual, *states = plan.node("request.sample").args["pages"]
     assert usual[0] is None and usual[1] > 4, "one of 64 positions has four"
+    assert states == ([[0, 64]] if model else [])
     few = [
-        evolve(node, args={**node.args, "pages": [[None, 4]]}) if node.id == "request.sample" else node
+        evolve(node, args={**node.args, "pages": few_pages}) if node.id == "request.sample" else node
         for node in plan.nodes
     ]
     plan = evolve(plan, nodes=tuple(few))
