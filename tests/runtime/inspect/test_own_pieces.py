@@ -10,6 +10,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.base.device import FakeDevice
+from xtrain.runtime.base.ops import load_ops
 from xtrain.runtime.inspect import trace as program
 from xtrain.runtime.inspect.observer import TracedPieces, own_pieces
 from xtrain.runtime.inspect.trace import trace_rank
@@ -49,6 +50,7 @@ def test_what_fsdp_exchanges_is_not_cut_for_every_rank_and_costs_the_same(tmp_pa
     monkeypatch.chdir(tmp_path)
     plan = plan_from_text(EXPERTS, "s.xtrain", [], world=64).plan
     assert plan is not None
+    load_ops()
     dispatch, most = FakeDevice.dispatch, [0]
 
     def counting(self, *args, **kwargs):
