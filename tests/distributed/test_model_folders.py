@@ -409,7 +409,7 @@ def test_a_run_that_goes_on_needs_no_folder_and_one_that_begins_needs_that_of_th
     folder, name = desk.folder / "for a while", "goes_on"
     make("llama", "plain", folder)
     spec = desk.folder / f"{name}.xtrain"
-    text = SPEC.format(parts=desk.folder / "parts.py", name=name, folder=folder, model="", params="fp32")
+    text = SPEC.format(parts=desk.folder / "parts.py", name=name, folder=folder, model="", params="fp32", align=4)
     spec.write_text(text.replace("budget = 1 steps", "budget = 2 steps"))
     plans = [plan_from_spec(spec, ("workspace.root=runs", *sets)).plan for sets in (("launch.stop_at=1 steps",), ())]
     stops, ends = plans
