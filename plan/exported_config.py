@@ -105,7 +105,8 @@ def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
         **further,
         **_rewards(arch, values),
     }
-    unread = {key.name for key in config.keys if key.when is not None and not key.when(found)}
+    read = {key.name for key in config.keys if key.when is None or key.when(found)}
+    unread = {key.name for key in config.keys} - read
     return {name: value for name, value in found.items() if name not in unread}
 
 

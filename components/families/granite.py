@@ -1,6 +1,6 @@
 """`model granite { … }`: Granite 3 and the dense models of Granite 4 (IBM 2024)."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
@@ -28,40 +28,27 @@ def _factor(text: str) -> Any:
     return setting(text, default=1.0, check=positive, resuming="meaning")
 
 
-@FAMILIES.register()
-@frozen
-class Granite(TransformerSettings, PlannedModel):
-    """`model granite { … }`: llama with factors of embeddings, attention scores, residual branches and logits."""
+FACTOR_KEYS: Final = (
+    ATTENTION_BIAS,
+    ConfigKey("head_dim", "head_dim", default=head_width, null=head_width),
+    ConfigKey("embedding_scale", "embedding_multiplier", default=1.0),
+    ConfigKey("residual_scale", "residual_multiplier", default=1.0),
+    ConfigKey("score_scale", "attention_multiplier", default=1.0),
+    ConfigKey("logit_divisor", "logits_scaling", default=1.0),
+)
 
-    family: str = named("granite")
+
+@frozen
+class GraniteSettings(TransformerSettings):
+    """Settings of every family of Granite."""
+
     embedding_scale: float = _factor("factor of embeddings")
-    residual_scale: float = _factor("factor of the outputs of attention and SwiGLU, before they are added")
+    residual_scale: float = _factor("factor of the outputs of both layers of a block, before they are added")
     score_scale: float | Auto = setting(
         "factor of query-key products; auto: 1 / √head_dim", default=AUTO, check=positive, resuming="meaning"
     )
     logit_divisor: float = _factor("logits are divided by this")
     attention_bias: bool = attention_biases()
-    mlp_bias: bool = mlp_biases()
-    config: ClassVar[ModelConfig | None] = ModelConfig(
-        model_type="granite",
-        architectures=("GraniteForCausalLM",),
-        scores=None,
-        keys=keys(
-            ATTENTION_BIAS,
-            MLP_BIAS,
-            ConfigKey("head_dim", "head_dim", default=head_width, null=head_width),
-            ConfigKey("ffn", "intermediate_size", default=11008),
-            ConfigKey("embedding_scale", "embedding_multiplier", default=1.0),
-            ConfigKey("residual_scale", "residual_multiplier", default=1.0),
-            ConfigKey("score_scale", "attention_multiplier", default=1.0),
-            ConfigKey("logit_divisor", "logits_scaling", default=1.0),
-        ),
-        heads_divide=True,
-        constant={"qk_norm": False},
-        only=ONLY,
-        harmless=HARMLESS,
-    )
-    stored: ClassVar[StoredNames | None] = StoredNames()
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         width = self.dim // self.heads if isinstance(self.head_dim, Auto) else self.head_dim
@@ -75,11 +62,33 @@ class Granite(TransformerSettings, PlannedModel):
         )
 
     @classmethod
-    def block(cls, arch: Architecture) -> BlockPiece:
+    def attention_layer(cls, arch: Architecture, *, rope: bool = True) -> AttentionLayer:
         own = arch.own
         bias = own.get("attention_bias", False)
-        return pre_norm(
-            AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias, scale=own["score_scale"]),
-            SwiGLULayer("mlp", bias=own.get("mlp_bias", False)),
-            scale=own["residual_scale"],
-        )
+        scale = own["score_scale"]
+        return AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias, scale=scale, rope=rope)
+
+
+@FAMILIES.register()
+@frozen
+class Granite(GraniteSettings, PlannedModel):
+    """`model granite { … }`: llama with factors of embeddings, attention scores, residual branches and logits."""
+
+    family: str = named("granite")
+    mlp_bias: bool = mlp_biases()
+    config: ClassVar[ModelConfig | None] = ModelConfig(
+        model_type="granite",
+        architectures=("GraniteForCausalLM",),
+        scores=None,
+        keys=keys(*FACTOR_KEYS, MLP_BIAS, ConfigKey("ffn", "intermediate_size", default=11008)),
+        heads_divide=True,
+        constant={"qk_norm": False},
+        only=ONLY,
+        harmless=HARMLESS,
+    )
+    stored: ClassVar[StoredNames | None] = StoredNames()
+
+    @classmethod
+    def block(cls, arch: Architecture) -> BlockPiece:
+        mlp = SwiGLULayer("mlp", bias=arch.own.get("mlp_bias", False))
+        return pre_norm(cls.attention_layer(arch), mlp, scale=arch.own["residual_scale"])

@@ -73,7 +73,7 @@ IN_TURN = ("tp 2 · fsdp 2", "tp 2, whole sequences, selective", "ulysses 2, ful
 LIKE_OTHERS = (
     "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "smollm3", "olmo2",
     "olmo3", "seed_oss", "qwen3_5_moe", "granite", "glm4", "glm4_moe", "glm4_moe_lite", "ministral3", "minimax_m2",
-    "phi3", "gemma4_unified", "olmoe", "ernie4_5", "exaone4", "dots1",
+    "phi3", "gemma4_unified", "olmoe", "ernie4_5", "exaone4", "dots1", "granitemoehybrid",
 )  # fmt: skip
 # With settings that no others have, norms after their halves, and the plain one.
 KINDS = ("llama", "granite", "ministral3", "olmo2")

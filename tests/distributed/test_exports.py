@@ -46,7 +46,7 @@ MORE += [
     for family, each in CONFIGS.items()
     for name, keys in each.items()
     for layout in ((*((TP_PP,) if keys["num_key_value_heads"] % 2 == 0 else ()), ("parallel.fsdp=2",), *(
-        ((*FSDP_EP,),) if next((keys[each] for each in NUMBERS if each in keys), 1) % 2 == 0 else ()
+        ((*FSDP_EP,),) if (next((keys[each] for each in NUMBERS if each in keys), 1) or 1) % 2 == 0 else ()
     ))) if (family, name, layout) not in ORDINARY
 ]  # fmt: skip
 

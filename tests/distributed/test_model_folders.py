@@ -134,7 +134,7 @@ def check(ours: Seen, loss: float, theirs: dict[str, np.ndarray], limit: float) 
 # Beside the model: the loss of routers, which transformers does not add unless it is asked.
 EXPERTS = (
     *("deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe", "qwen3_moe"),
-    *("qwen3_next", "minimax_m2", "gemma4_moe", "olmoe", "dots1", "nemotron_h"),
+    *("qwen3_next", "minimax_m2", "gemma4_moe", "olmoe", "dots1", "nemotron_h", "granitemoehybrid"),
 )
 SETTINGS: dict[str, str] = dict.fromkeys(EXPERTS, "router { aux_loss = 0 }")
 

@@ -406,6 +406,18 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
             "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000000.0,
             "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 49159},
         8_170_864_640),
+    # The card says 32 billion; transformers' own model of this config has this number.
+    "Granite-4.0-H-Small": ({"architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "attention_multiplier": 0.0078125, "embedding_multiplier": 12.0,
+            "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.1, "intermediate_size": 768,
+            "layer_types": [["mamba", "attention"][layer % 10 == 5] for layer in range(40)], "logits_scaling": 16.0,
+            "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64,
+            "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128,
+            "mamba_proj_bias": False, "max_position_embeddings": 131072, "model_type": "granitemoehybrid",
+            "num_attention_heads": 32, "num_experts_per_tok": 10, "num_hidden_layers": 40, "num_key_value_heads": 8,
+            "num_local_experts": 72, "position_embedding_type": "nope", "residual_multiplier": 0.22,
+            "rms_norm_eps": 1e-05, "rope_theta": 10000, "shared_intermediate_size": 1536, "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 100352}, 32_207_337_984),
     # The card says 31.6 billion; transformers' own model of this config has this number, with biases of routers.
     "Nemotron-3-Nano-30B-A3B": ({"architectures": ["NemotronHForCausalLM"], "attention_bias": False,
             "attention_dropout": 0.0, "bos_token_id": 1, "chunk_size": 128, "conv_kernel": 4, "eos_token_id": 2,

@@ -57,6 +57,12 @@ MAMBA = {
     "n_routed_experts": 4, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 20,
     "num_experts_per_tok": 2, "initializer_range": 0.1,
 }  # fmt: skip
+GRANITE_MAMBA = {
+    **DENSE, **IDS, **EXPERTS, "intermediate_size": 24, "shared_intermediate_size": 20, "mamba_n_heads": 8,
+    "mamba_n_groups": 2, "mamba_d_state": 8, "layer_types": ["linear_attention", "full_attention"],
+    "initializer_range": 0.1, "embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.2,
+    "logits_scaling": 3.0, "max_position_embeddings": 64,
+}  # fmt: skip
 # Family → name → keys of its config: a plain one, and two with what is odd.
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
@@ -159,6 +165,15 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "linear_value_head_dim": 4, "num_experts": 5, "tied": True},
         "attention alone": {**DELTA, **GATED, "attention_bias": True, "layer_types": ["full_attention"] * 2,
             "shared_expert_intermediate_size": 12},
+    },
+    "granitemoehybrid": {
+        "plain": GRANITE_MAMBA,
+        "odd heads, tied": {**GRANITE_MAMBA, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "mamba_n_heads": 9, "mamba_n_groups": 3, "mamba_d_state": 7, "mamba_d_conv": 3, "mamba_conv_bias": False,
+            "mamba_proj_bias": True, "num_local_experts": 5, "position_embedding_type": "rope", "tied": True,
+            "attention_bias": True, "layer_types": ["full_attention", "linear_attention"], "rms_norm_eps": 1e-3},
+        "no experts": {**GRANITE_MAMBA, "num_local_experts": 0, "mamba_n_groups": 4, "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"], "mamba_d_head": 8},
     },
     "nemotron_h": {
         "plain": {**MAMBA, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
@@ -478,6 +493,9 @@ def in_our_names(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Ite
         if model.config.model_type == "nemotron_h":
             yield from _of_nemotron(name, value, model.config)
             continue
+        if model.config.model_type == "granitemoehybrid":
+            yield from _of_granite(name, value, model.config)
+            continue
         if ".experts." in name and name.rpartition(".")[2] in ("gate_up_proj", "down_proj") and not interleaved:
             value = value.transpose(1, 2)
         if model.config.model_type == "glm4":
@@ -535,6 +553,47 @@ def _of_delta_net(name: str, value: torch.Tensor, config: Any) -> Iterator[tuple
         yield f"{start}linear_attn.{each_name}_{kind}.weight", part
 
 
+def _of_granite(name: str, value: torch.Tensor, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor of a Granite with mixers, whose SwiGLUs have gate and up in one matrix."""
+    shared = "mlp.shared_experts." if config.num_local_experts else "mlp."
+    for theirs, ours in {
+        "block_sparse_moe.router": "mlp.gate",
+        "block_sparse_moe.": "mlp.",
+        "shared_mlp.": shared,
+    }.items():
+        name = name.replace(theirs, ours)
+    if ".mamba." in name:
+        inner, vectors = config.mamba_n_heads * config.mamba_d_head, config.mamba_n_groups * config.mamba_d_state
+        yield from _of_mixer(name, value, inner, vectors, config.mamba_n_heads)
+    elif name.endswith("input_linear.weight"):
+        for each, part in zip(("gate_proj", "up_proj"), value.chunk(2), strict=True):
+            yield name.replace("input_linear", each), part
+    elif "experts.gate_up_proj" in name:
+        for each, part in zip(("gate_proj", "up_proj"), value.transpose(1, 2).chunk(2, dim=2), strict=True):
+            yield name.replace("gate_up_proj", each), part
+    else:
+        yield (
+            name.replace("output_linear", "down_proj"),
+            value.transpose(1, 2) if value.dim() == 3 and ".experts." in name else value,
+        )
+
+
+def _of_mixer(
+    name: str, value: torch.Tensor, inner: int, vectors: int, heads: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor of a Mamba-2 mixer, whose matrices are apart."""
+    start, _, inside = name.rpartition(".mamba.")
+    tensor, _, ending = inside.rpartition(".")
+    sizes = {"x": inner, "b": vectors, "c": vectors}
+    if tensor == "in_proj":
+        sizes = {"z": inner, **sizes, "dt": heads}
+    elif tensor != "conv1d":
+        yield name, value
+        return
+    for each, part in zip(sizes, value.split(list(sizes.values())), strict=True):
+        yield f"{start}.mamba.{each}_{'conv' if tensor == 'conv1d' else 'proj'}.{ending}", part
+
+
 def _of_nemotron(name: str, value: torch.Tensor, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """A tensor of a Nemotron-H, whose blocks have one layer each, and a mixer's matrices apart."""
     name = {"embeddings.weight": "embed_tokens.weight", "norm_f.weight": "norm.weight"}.get(name, name)
@@ -544,13 +603,8 @@ def _of_nemotron(name: str, value: torch.Tensor, config: Any) -> Iterator[tuple[
     start, _, inside = name.partition(".mixer.")
     kind = config.layers_block_type[int(start.split(".")[1])]
     module = {"linear_attention": "mamba", "full_attention": "self_attn"}.get(kind, "mlp")
-    tensor, _, ending = inside.rpartition(".")
-    inner, vectors = config.mamba_num_heads * config.mamba_head_dim, config.n_groups * config.ssm_state_size
-    sizes = {"x": inner, "b": vectors, "c": vectors}
-    if tensor == "in_proj":
-        sizes = {"z": inner, **sizes, "dt": config.mamba_num_heads}
-    elif tensor != "conv1d":
+    if module == "mamba":
+        inner, vectors = config.mamba_num_heads * config.mamba_head_dim, config.n_groups * config.ssm_state_size
+        yield from _of_mixer(f"{start}.mamba.{inside}", value, inner, vectors, config.mamba_num_heads)
+    else:
         yield f"{start}.{module}.{inside}", value.transpose(1, 2) if value.dim() == 3 else value
-        return
-    for each, part in zip(sizes, value.split(list(sizes.values())), strict=True):
-        yield f"{start}.{module}.{each}_{'conv' if tensor == 'conv1d' else 'proj'}.{ending}", part

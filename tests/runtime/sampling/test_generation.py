@@ -103,7 +103,7 @@ CACHED = {
 }
 LIKE_OTHERS = (
     "qwen2", "mixtral", "gemma4_unified", "olmoe", "ernie4_5", "exaone4", "dots1", "seed_oss", "glm4_moe", "minimax_m2",
-    "phi3", "glm4_moe_lite", "qwen3_5_moe",
+    "phi3", "glm4_moe_lite", "qwen3_5_moe", "granitemoehybrid",
 )  # fmt: skip
 
 
