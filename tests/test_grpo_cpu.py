@@ -53,6 +53,14 @@ def test_a_model_learns_to_follow_hints(tmp_path: Path):
     assert mean(rewards[:6]) < 0.2 and mean(rewards[-6:]) > 0.35
 
 
+@pytest.mark.slow
+def test_a_model_learns_the_way_out_of_a_text_world(tmp_path: Path):
+    for name in ("walk_begin_cpu", "walk_cpu"):
+        found = run(tmp_path, SPECS / "environments" / f"{name}.xtrain")
+    rewards = [record["reward"] for record in found]
+    assert mean(rewards[:6]) < 0.4 and mean(rewards[-6:]) > 0.85
+
+
 EPISODES = """
 use "sampled.py"
 use "world.py"
