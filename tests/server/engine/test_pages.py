@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.plan.graph import PAGE, window_pages
+from xtrain.plan.graph import PAGE, STATES, window_pages
 from xtrain.server.engine.writing import DrawnRow, PagedRows, SamplePages
 
 K, A = 2, 3
@@ -110,3 +110,22 @@ def test_a_sample_ends_with_what_ends_it(written, stops, most, length):
         if row.done:
             break
     assert row.text == [256, *list(written)[:length]] and row.positions == len(row.tokens)
+
+
+def test_samples_that_share_a_state_get_their_own():
+    """A page each, which begins as the shared one; where there are too few, no sample joins that would need one."""
+    pages, layer = SamplePages.with_counts({STATES: 2}), nn.Identity()
+    assert pages.take("a", 3 * PAGE)  # one page, whatever the length
+    PagedRows(pages, ["a"], [3 * PAGE], 0).keep(layer, (torch.ones(2, 3), torch.ones(1, 4, 5)))  # of two heads and one
+    pages.share("b", "a")
+    assert pages.spare(64)
+    pages.share("c", "a")
+    assert not pages.spare(1)
+    pages.release("c")
+    assert pages.reserve("b", 3 * PAGE) and pages.reserve("a", 3 * PAGE) and not pages.take("d", 1)
+    rows = PagedRows(pages, ["b", "a"], [3 * PAGE + 1] * 2, 1)
+    heads, last = rows.kept(layer)
+    assert heads.shape == (4, 3) and last.shape == (2, 4, 5) and heads.eq(1).all() and last.eq(1).all()
+    heads[:2] = 2
+    rows.keep(layer, (heads, last))
+    assert [PagedRows(pages, [each], [1], 1).kept(layer)[0].unique().tolist() for each in "ab"] == [[1], [2]]

@@ -210,8 +210,7 @@ def joined(engine: Any, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(("model", "sets"), [
     pytest.param("", (), marks=pytest.mark.matrix),  # one block of the other is without a window
     (WINDOWED, ()),
-    (DELTA, ()),
-    pytest.param(HYBRID, (), marks=pytest.mark.matrix),
+    *(pytest.param(model, (), marks=pytest.mark.matrix) for model in (DELTA, HYBRID)),
     *(pytest.param("", sets, marks=pytest.mark.slow) for sets in (("parallel.tp=2",), PP, RING)),
 ], ids=["llama", "window", "delta net", "Mamba-2", "tp", "pp", "ring"])  # fmt: skip
 def test_samples_that_join_others_are_those_that_they_are_alone(model: str, sets: tuple[str, ...], tmp_path: Path):
