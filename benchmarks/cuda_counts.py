@@ -67,6 +67,7 @@ CASES = {
 VIEWS = {
     "view", "_unsafe_view", "t", "transpose", "slice", "split", "unflatten", "detach", "alias", "unsqueeze", "expand",
     "select", "permute", "as_strided", "squeeze", "unbind", "_reshape_alias", "chunk", "empty", "new_empty",
+    "device",  # a question, not an operation
 }  # fmt: skip
 
 

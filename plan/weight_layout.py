@@ -212,16 +212,17 @@ def lay_out(
 @frozen(kw_only=True)
 class Rounded:
     """Matrices that are written as integers. names: of parameters. group: numbers of a row that share a scale; None:
-    the whole row."""
+    the whole row. inputs: the inputs of their products are rounded too."""
 
     names: frozenset[str]
     bits: int
     group: int | None
+    inputs: bool
 
     @property
     def packs(self) -> bool:
-        """True if several integers share a number of the file."""
-        return self.bits < 8
+        """True if several integers share a number of the file. vLLM reads 8 bits so where inputs are not rounded."""
+        return self.bits < 8 or not self.inputs
 
     def written(self, tensors: Iterable[WrittenTensor]) -> Iterator[WrittenTensor]:
         """Yield the tensors; for each whose parameters are all of these matrices, several."""

@@ -17,7 +17,7 @@ from xtrain.dsl.checking.model_folder import settings_in_folder
 from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.dsl.schema.model_config import QUANTISATION
 from xtrain.dsl.schema.precision import ROW, Qat
-from xtrain.plan.architecture import Architecture, ParameterSpec, buffers
+from xtrain.plan.architecture import HEAD, Architecture, ParameterSpec, buffers
 from xtrain.plan.exported_config import (
     FURTHER,
     ConfigValues,
@@ -161,7 +161,7 @@ class Export(WeightsExport):
             if rounded is None:
                 self._verify_weights(folder)
             else:  # `model "folder"` reads no integers: its config was compared without them
-                config = json.loads(contents[CONFIG]) | {QUANTISATION: _integers(plan, rounded, files)}
+                config = json.loads(contents[CONFIG]) | {QUANTISATION: _integers(rounded, files)}
                 durable.write(folder / CONFIG, _text(config))
             merged = self.merging.matrices if self.merging is not None else []
             if merged:
@@ -353,25 +353,26 @@ def rounded_by(plan: Plan) -> Rounded | None:
         return None
     names = (f"layers.{layer}.{name}.weight" for name, layers in args["matrices"].items() for layer in layers)
     group = None if args["group"] == ROW else args["group"]
-    return Rounded(names=frozenset(names), bits=Qat(weights=args["weights"]).bits, group=group)
+    bits, inputs = Qat(weights=args["weights"]).bits, args["activations"] != "none"
+    return Rounded(names=frozenset(names), bits=bits, group=group, inputs=inputs)
 
 
-def _integers(plan: Plan, rounded: Rounded, files: tuple[WrittenFile, ...]) -> dict[str, Any]:
+def _integers(rounded: Rounded, files: tuple[WrittenFile, ...]) -> dict[str, Any]:
     """Return the `quantization_config` of compressed-tensors."""
     tensors = [tensor for file in files for tensor in file.tensors]
     others = [each.name for each in tensors if each.integers is None and len(each.shape) == 2]
     weights = {"num_bits": rounded.bits, "type": "int", "symmetric": True, "dynamic": False}
     weights |= {"strategy": "channel" if rounded.group is None else "group", "group_size": rounded.group}
     inputs = {"num_bits": 8, "type": "int", "symmetric": False, "dynamic": True, "strategy": "token"}
-    rounds_inputs = plan.args("setup.qat")["activations"] != "none"
     form = "pack-quantized" if rounded.packs else "int-quantized"
     group = {"targets": ["Linear"], "weights": weights, "format": form}
     return {
         "quant_method": "compressed-tensors",
         "format": form,
         "quantization_status": "compressed",
-        "config_groups": {"group_0": {**group, "input_activations": inputs if rounds_inputs else None}},
-        "ignore": sorted(name.removesuffix(".weight") for name in others if name.endswith(".weight")),
+        "config_groups": {"group_0": {**group, "input_activations": inputs if rounded.inputs else None}},
+        # A tied head has no tensor of its own, and is a module all the same.
+        "ignore": sorted({HEAD, *(name.removesuffix(".weight") for name in others if name.endswith(".weight"))}),
     }
 
 
