@@ -56,9 +56,8 @@ def prove(
         # Left last: an exception here ends the ranks, and with them the thread that waits for them.
         pool = stack.enter_context(ThreadPoolExecutor(max_workers=1))
         forks = stack.enter_context(RankForks()) if ranks is None else ranks
-        forks.start()
         started = _Ranks(forks, folder, told)
-        small, plans = _small(plan, started, most_ranks)
+        small, plans = _small(plan, started, most_ranks)  # or a refusal, for which no ranks are needed
         # The ranks and the trace have a core each.
         compared: Future[list[ComparedLayout]] = pool.submit(_compare, started, small, plans)
         issued = issued_alike(plan, told, plans[1])

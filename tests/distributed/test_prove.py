@@ -47,9 +47,6 @@ class FaultyRanks(ForkedRanks):
         super().__init__()
         self._ranks, self._fault = ranks, fault
 
-    def start(self) -> None:
-        self._ranks.start()
-
     def run(self, plan: Plan, folder: Path, *, name: str, timeout: float = TIMEOUT, **more: Any) -> Outcome:
         fault = None if name == "alone" else self._fault
         return self._ranks.run(plan, folder, name=name, timeout=timeout, mutation=fault)
