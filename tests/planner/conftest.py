@@ -1,11 +1,13 @@
 """Specs for planner tests: a small valid one as text, block by block, of which a test replaces what it is about."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from xtrain.components.clusters import here
 from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema.cluster import DeviceSheet, MeasuredMachine
 from xtrain.dsl.spec import Spec
 from xtrain.planner.compile import Compiled, compile_plan
 
@@ -55,3 +57,18 @@ def make_plan(compiled: Callable[..., Compiled]):
         return result.plan
 
     return build
+
+
+SHEET = DeviceSheet(
+    memory=16 * 2**30, flops={"fp32": 4e11, "bf16": 8e11}, link=1e9, network=None, capability=0, bandwidth=2e10,
+    shared=True,
+)  # fmt: skip
+MACHINE = MeasuredMachine(device="cpu", name="Any CPU", devices=1, sheet=SHEET, reached=0.5, at="2026-01-02 03:04 UTC")
+
+
+@pytest.fixture(scope="module")
+def known_machine() -> Iterator[None]:
+    """`cluster here` is a machine that need not be measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(here, "machine_here", lambda: MACHINE)
+        yield

@@ -1,16 +1,12 @@
 """`xtrain docs --capabilities`: asked of the rules, for every component there is."""
 
-from collections.abc import Iterator
-
 import pytest
 from attrs import evolve
 
-from xtrain.components.clusters import here
 from xtrain.dsl.diagnostics.codes import CODES
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import ACTIONS
-from xtrain.dsl.schema.cluster import DeviceSheet, MeasuredMachine
 from xtrain.dsl.schema.component import Registry, registry_of
 from xtrain.dsl.schema.optimizers import OPTIMIZERS
 from xtrain.dsl.schema.parallel import STACKS
@@ -20,19 +16,9 @@ from xtrain.planner.review import capabilities as page
 REGISTRIES = [registry for block in blocks.KINDS.values() if (registry := registry_of(block)) is not None]
 
 
-SHEET = DeviceSheet(
-    memory=16 * 2**30, flops={"fp32": 4e11, "bf16": 8e11}, link=1e9, network=None, capability=0, bandwidth=2e10,
-    shared=True,
-)  # fmt: skip
-MACHINE = MeasuredMachine(device="cpu", name="Any CPU", devices=1, sheet=SHEET, reached=0.5, at="2026-01-02 03:04 UTC")
-
-
 @pytest.fixture(scope="module")
-def rows() -> Iterator[dict[tuple[str, str], page.CapabilityRow]]:
-    """The table where `cluster here` is a machine that need not be measured."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(here, "machine_here", lambda: MACHINE)
-        yield {(row.where, row.name): row for row in page.capabilities()}
+def rows(known_machine: None) -> dict[tuple[str, str], page.CapabilityRow]:
+    return {(row.where, row.name): row for row in page.capabilities()}
 
 
 def test_every_component_has_a_row_with_who_offers_it(rows):

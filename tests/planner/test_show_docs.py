@@ -17,6 +17,7 @@ PAGE = (ROOT / "docs/plan.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^xtrain (plan .*)$", PAGE, re.MULTILINE)
 
 
+@pytest.mark.usefixtures("known_machine")
 @pytest.mark.parametrize("command", [each for each in COMMANDS if "--trace" not in each])
 def test_its_commands_work(command, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
