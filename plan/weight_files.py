@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 from attrs import evolve, field
 
-from xtrain.dsl.checking.config_json import STRICT
+from xtrain.dsl.checking.config_json import OF_TRANSFORMERS, STRICT
 from xtrain.dsl.diagnostics.diagnostic import Remediable
 from xtrain.dsl.schema.model import FAMILIES
 from xtrain.dsl.schema.model_config import QUANTISATION
@@ -165,7 +165,7 @@ def _read(
         from xtrain.plan.coded_weights import decoded_tensors
 
         try:
-            config = STRICT.decode(content.decode())
+            config = OF_TRANSFORMERS.decode(content.decode())
         except (ValueError, RecursionError):  # reported where the config is read
             config = {}
         tensors = decoded_tensors(tensors, config if isinstance(config, dict) else {})

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from json.decoder import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import Any, Final
@@ -47,10 +47,19 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
-# Raises ValueError for duplicate keys, oversized numbers, NaN and infinity; RecursionError for deeply nested lists.
-STRICT: Final = JSONDecoder(
-    parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
-)
+def _infinity(name: str) -> Any:
+    """Return infinity as transformers 5 writes it; earlier versions wrote `Infinity`. Raises ValueError for NaN."""
+    return _refuse_constant(name) if name == "NaN" else {"__float__": name}
+
+
+def _decoder(constant: Callable[[str], Any]) -> JSONDecoder:
+    return JSONDecoder(parse_constant=constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once)
+
+
+# Raise ValueError for duplicate keys, oversized numbers and NaN, and the first for infinity; RecursionError for deeply
+# nested lists.
+STRICT: Final = _decoder(_refuse_constant)
+OF_TRANSFORMERS: Final = _decoder(_infinity)
 
 
 _REPO: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -185,8 +194,8 @@ def _scan(source: SourceText, begin: int) -> Iterator[tuple[str, ConfigEntry]]:
     while text[place : place + 1] != "}":
         begin = place
         expect('"', place)
-        name, place = STRICT.raw_decode(text, place)
-        value, place = STRICT.raw_decode(text, blank(expect(":", blank(place))))
+        name, place = OF_TRANSFORMERS.raw_decode(text, place)
+        value, place = OF_TRANSFORMERS.raw_decode(text, blank(expect(":", blank(place))))
         if name in names:
             raise JSONDecodeError(f"`{name}` is given twice", text, begin)
         names.add(name)

@@ -381,3 +381,19 @@ def test_a_folder_that_is_gone_leaves_the_number_format_to_be_said(tmp_path: Pat
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     with pytest.raises(WeightsUnreadable):
         read_weight_files(str(folder))
+
+
+def test_an_infinite_number_as_earlier_versions_wrote_it(tmp_path: Path):
+    make("granitemoehybrid", next(iter(CONFIGS["granitemoehybrid"])), tmp_path / "base")
+    config = tmp_path / "base" / "config.json"
+    written = json.loads(config.read_text())
+    config.write_text(json.dumps({**written, "time_step_limit": [0.0, float("inf")]}))
+    assert "Infinity]" in config.read_text()
+    exported(tmp_path / "base", tmp_path / "out")
+    assert (
+        read_weight_files(str(tmp_path / "out")).tensors.keys()
+        == read_weight_files(str(tmp_path / "base")).tensors.keys()
+    )
+    config.write_text(json.dumps({**written, "time_step_limit": [0.0, float("nan")]}))
+    with pytest.raises(AssertionError, match="NaN is not a JSON number"):
+        plan_of(f'"{tmp_path / "base"}" {{ }}')
