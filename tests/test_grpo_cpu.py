@@ -61,6 +61,15 @@ def test_a_model_learns_the_way_out_of_a_text_world(tmp_path: Path):
     assert mean(rewards[:6]) < 0.4 and mean(rewards[-6:]) > 0.85
 
 
+@pytest.mark.slow
+def test_a_model_learns_to_call_a_calculator(tmp_path: Path):
+    for name in ("sums_begin_cpu", "sums_cpu"):
+        found = run(tmp_path, SPECS / "environments" / f"{name}.xtrain")
+    begun, ended = found[:6], found[-6:]
+    assert mean(each["reward"] for each in begun) < 0.5 and mean(each["reward"] for each in ended) > 0.7
+    assert mean(each["rollout/turns"] for each in begun) < 1.5 and mean(each["rollout/turns"] for each in ended) > 1.75
+
+
 EPISODES = """
 use "sampled.py"
 use "world.py"
