@@ -112,7 +112,8 @@ QAT_RULE: Final = "precision.qat"
 
 @checks(
     "precision.qat",
-    reads="precision.* model.* adapter adapter.* task parallel.tp.size parallel.pp.size parallel.pp.schedule",
+    reads="precision.* model.* adapter adapter.* task parallel.tp.size parallel.pp.size parallel.pp.schedule "
+    "compile.mode activation.mode activation.every activation.tile_mlp",
 )
 def check_qat(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
     """Report models that quantization-aware training does not support."""
@@ -134,7 +135,18 @@ def check_qat(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -
         name = next(each for each in on_ranks if each in matrices)
         message = f"tp {tp} cuts groups of {qat.group}: of {name} a rank has rows of {on_ranks[name]} numbers"
         path, hint = f"{QAT_RULE}.group", "use a smaller group, group row, or a smaller tp"
+    elif spec.compile.mode != "none" and not _recomputes(spec, arch):
+        # AOTAutograd keeps the rounded copy of each matrix of a block that is not recomputed as a whole.
+        message = "compiled blocks keep their rounded matrices for the backward unless all are recomputed as a whole"
+        hint = "use `activation selective` for all blocks without experts and tiles, or compile nothing"
+        path = "compile.mode"
     if message:
         found.fail(QAT_RULE, FP8_CODE, path, message, hint)
     else:
         found.passed(QAT_RULE, f"{sum(map(len, matrices.values())):,} matrices are rounded to {qat.weights}")
+
+
+def _recomputes(spec: Spec, arch: Architecture) -> bool:
+    """Return True if each block is compiled and recomputed as a whole."""
+    chosen = spec.activation
+    return chosen.mode != "none" and chosen.every == 1 and chosen.tile_mlp == 1 and not arch.is_moe

@@ -106,11 +106,12 @@ SUMMANDS = {"LoRA": 0.055, "NF4": 0.06, "fp8": 0.07}
     *(pytest.param(*row, marks=pytest.mark.slow, id=", ".join(row)) for row in product(MODELS, SAVED, LAYOUTS)
       if row[0] not in OF_EXPERTS and row[2] in ("one rank", "tp", "ulysses")),
     *(pytest.param(model, "all kept", "one rank", marks=pytest.mark.slow, id=model) for model in OF_EXPERTS),
+    *(pytest.param(model, "selective", "one rank", marks=pytest.mark.slow, id=model) for model in FURTHER),
 ])  # fmt: skip
 def test_blocks_keep_what_the_plan_says(model, saved, layout, tmp_path, monkeypatch):
     stages: list[list[list[StageCosts]]] = []
     monkeypatch.setattr(estimates, "stage_costs", lambda *of: stages.append(stage_costs(*of)) or stages[-1])
-    made, more = MODELS[model]
+    made, more = (MODELS | FURTHER)[model]
     made = made.replace(SIZES, WIDE).replace("ffn = 128", "ffn = 3584").replace("window = 64", "window = 512")
     made = made.replace("expert_ffn = 64", "expert_ffn = 384")
     more = "\n".join((more, SAVED[saved], LAYOUTS[layout]))

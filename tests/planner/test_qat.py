@@ -94,6 +94,7 @@ REFUSED = {
         "precision": "precision { compute = fp8, qat { weights = int4, group = 32 } }"},
     "schedule zbv computes gradients of weights later": {"parallel": "parallel { pp 2 { schedule = zbv } }"},
     "rows of self_attn.q_proj have 64 numbers, not divisible by 128": {"precision": qat("weights = int4")},
+    "compiled blocks keep their rounded matrices": {"compile": "compile { mode = default }"},
     "`skip` leaves out all matrices of blocks": {"precision": qat('weights = int4, group = 32, skip = ["*_proj"]')},
     "tp 2 cuts groups of 64: of self_attn.o_proj a rank has rows of 32 numbers": {
         "precision": qat("weights = int4, group = 64"), "parallel": "parallel { tp 2 }"},
@@ -112,6 +113,11 @@ def test_what_cannot_be_is_refused_with_a_reason(compiled, message):
     assert found.plan is None
     (error,) = found.diagnostics.errors
     assert error.code == "X443" and message in error.message and error.hint
+
+
+def test_blocks_that_are_recomputed_are_compiled(compiled):
+    blocks = {"compile": "compile { mode = default }", "activation": "activation selective"}
+    assert compiled(1, model=MODEL, batch=BATCH, precision=qat(), **blocks).plan is not None
 
 
 def test_settings_without_it_change_nothing(compiled):
