@@ -75,7 +75,7 @@ def _has_experts(config: Config) -> bool:
 
 
 @frozen(kw_only=True)
-class _Names(JoinedNames):
+class _GraniteNames(JoinedNames):
     """Names of tensors: files have their own names for the router and for the stacks of experts."""
 
     def of(self, parameter: ParameterSpec) -> Alternatives:
@@ -203,7 +203,7 @@ class GraniteMoeHybrid(GraniteSettings, ExpertTransformer, Mamba2Settings, Plann
             "input_linear.weight": [("gate_proj.weight", width), ("up_proj.weight", width)],
             "output_linear.weight": [("down_proj.weight", arch.dim)],
         }
-        return _Names(
+        return _GraniteNames(
             modules={shared: "shared_mlp"},
             joined={"mamba": mamba2_tensors(arch), shared: rows},
             experts=("stacked",),
