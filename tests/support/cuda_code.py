@@ -428,7 +428,10 @@ def h200() -> Iterator[None]:
 # Cubins ---------------------------------------------------------------------------------------------------------------
 
 # Blocks of kernels without a template; Inductor chooses among several at the first call on a device.
-BLOCKS: Final = {"pointwise": {"XBLOCK": 512, "YBLOCK": 32}, "reduction": {"XBLOCK": 1, "R0_BLOCK": 2048}}
+BLOCKS: Final = {
+    "pointwise": {"XBLOCK": 512, "YBLOCK": 32},
+    "reduction": {"XBLOCK": 1, "YBLOCK": 16, "R0_BLOCK": 2048, "RSPLIT_SIZE": 64, "NUM_STAGES": 1},
+}
 
 
 def spilled(source: str, folder: Path, capability: int) -> int:
