@@ -26,7 +26,7 @@ MODELS = {
     "gemma3": (f"gemma3 {{ {SIZES}, ffn = 128, window = 64, full_layers = [1] }}", BF16),
     "gpt_oss": (f"gpt_oss {{ {SIZES}, experts = 4, experts_per_token = 2, expert_ffn = 64, window = 64 }}", BF16),
     "LoRA": (DENSE, f"{BF16}\nadapter lora {{ rank = 8 }}"),
-    "NF4": (DENSE, "precision { params = bf16, base nf4 { block = 64 } }\nadapter lora { rank = 8 }"),
+    "NF4": (DENSE, "precision { params = bf16, base nf4 { block = 32 } }\nadapter lora { rank = 8 }"),
     "fp8": (DENSE, "precision { params = fp32, compute = fp8 { recipe = rowwise } }"),
 }
 FURTHER = {
