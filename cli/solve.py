@@ -104,6 +104,14 @@ def _seconds(text: str) -> float:
     return value * unit[1]
 
 
+def _limits(arguments: argparse.Namespace) -> str:
+    from xtrain.text.units import seconds_text
+
+    money, seconds = arguments.budget, arguments.deadline
+    parts = [] if money is None else [f"a budget of {money:,g}"]
+    return " and ".join([*parts, *([] if seconds is None else [f"a deadline of {seconds_text(seconds)}"])])
+
+
 def _tell(done: int, total: int) -> None:
     if sys.stderr.isatty():
         print(f"\r{done:,} of {total:,} combinations … ", end="", file=sys.stderr, flush=True)
@@ -142,7 +150,6 @@ def _numbers(outcome: "RunOutcome") -> dict[str, Any]:
 
 def _print(found: "Solution", arguments: argparse.Namespace, metric: str, beyond: float) -> None:
     from xtrain.cli.plan_views import FAR
-    from xtrain.planner.review.solve import RunLimits, limits_text
     from xtrain.records.law import SHARE
     from xtrain.text.page import Page
     from xtrain.text.units import amount_text, count_text, plural, seconds_text
@@ -150,7 +157,7 @@ def _print(found: "Solution", arguments: argparse.Namespace, metric: str, beyond
     best, page = found.best, Page(color=colored())
     point = best.point
     searched = f"{plural(len(found.outcomes), 'combination')} searched, {found.left_out:,} cannot be better"
-    page.heading("SOLVE", f"{limits_text(RunLimits(money=arguments.budget, seconds=arguments.deadline))}; {searched}")
+    page.heading("SOLVE", f"{_limits(arguments)}; {searched}")
     low, high = best.interval
     page.line(f"  {metric}  {best.loss:.4f}  {low:.4f} to {high:.4f} in {SHARE:.0%} of samples", "bold")
     if beyond >= FAR:

@@ -27,7 +27,7 @@ from xtrain.planner.load import plan_from_spec
 from xtrain.planner.review.alternatives import Candidate, Unsearchable, any_layout, search, split
 from xtrain.records.law import ScalingLaw
 from xtrain.regular_files import open_regular, reason_of
-from xtrain.text.units import plural, seconds_text
+from xtrain.text.units import plural
 
 WIDTHS: Final = tuple(map(Fraction, ("1/4", "3/8", "1/2", "3/4", "1", "3/2", "2", "3", "4")))
 """Factors of the widths and the depth of the declared model, if no sizes are given."""
@@ -36,6 +36,8 @@ LOOSER: Final = 1.1
 """Factor of a limit whose price is shown."""
 COLUMNS: Final = ("cluster", "devices", "nodes", "price")
 MOST_BYTES: Final = 1 << 20
+MOST_STEPS: Final = 2**63 - 1
+"""Largest budget of a spec."""
 
 
 class Unsolvable(ValueError):
@@ -107,7 +109,7 @@ class SolvePoint:
         share = 1.0 if goodput is None else goodput.best_share
         startup = startup_of(self.plan).seconds
         allowed = (limits.time(self.offer.rate(self.nodes)) - startup) * share
-        steps = int(allowed / times.step) if allowed > 0 else 0
+        steps = min(int(allowed / times.step), MOST_STEPS) if allowed > 0 else 0
         if steps < 1:
             return None
         tokens = steps * self.plan.estimates.tokens_per_step
@@ -217,6 +219,8 @@ class _PointSearch:
     def solved(self, sizes: Sequence[ModelSize], told: Callable[[int, int], None]) -> Solution:
         rejected: list[tuple[str, str]] = []
         measured = [size for each in sizes if (size := self._measured(each, rejected)) is not None]
+        if not measured:
+            raise Unsolvable("no size can be planned: " + "; ".join(map(": ".join, rejected)))
         places = [(size, offer, nodes) for size in measured for offer in self.offers for nodes in offer.counts()]
         machines = {offer.name: self._hardware(measured, offer, rejected) for offer in self.offers}
         looser = RunLimits(
@@ -251,8 +255,10 @@ class _PointSearch:
         if not outcomes:
             why = f": {rejected[0][0]}: {rejected[0][1]}" if rejected else ": the limits end before the first step"
             raise Unsolvable(f"no size on any of the machines trains within the limits{why}")
-        plan = plan_from_spec(self.path, (*self.sets, *outcomes[0].sets)).plan
-        assert plan is not None and plan.timeline.steps == outcomes[0].steps
+        compiled = plan_from_spec(self.path, (*self.sets, *outcomes[0].sets))
+        if (plan := compiled.plan) is None:
+            why = compiled.diagnostics.errors[0].message
+            raise Unsolvable(f"the best run, of {plural(outcomes[0].steps, 'step')}, is refused: {why}")
         return Solution(
             best=outcomes[0],
             outcomes=tuple(outcomes),
@@ -323,13 +329,12 @@ class _PointSearch:
     ) -> SolvePoint | None:
         name = f"{size.name} on {plural(nodes, 'node')} of {offer.name}"
         chosen = (*self.sets, *size.sets, *machine_sets(offer, nodes))
-        spec = load_spec(self.path, chosen).spec
         plain = self._compiled(size.sets, offer, nodes)
-        if spec is None or plain.plan is None:
+        if plain.plan is None:
             rejected.append((name, plain.diagnostics.errors[0].message))
             return None
         try:
-            fit = search(spec, plain.plan, best=1)
+            fit = search(load_spec(self.path, chosen).require(), plain.plan, best=1)
         except Unsearchable as error:
             raise Unsolvable(str(error)) from error
         if not fit.best:
@@ -355,6 +360,8 @@ def _loaded(path: str | Path, sets: Sequence[str]) -> Spec:
         raise Unsolvable(f"{path}: {loaded.diagnostics.errors[0].message}; see `xtrain check`")
     if loaded.spec.serve is not None:
         raise Unsolvable(f"{path} describes a server, which is not trained to a loss")
+    if loaded.spec.batch.ramp_from is not None:
+        raise Unsolvable("steps of a batch with `ramp_from` differ in tokens: remove it from the spec")
     return loaded.spec
 
 
@@ -440,10 +447,3 @@ def _read(path: Path) -> Iterator[MachineOffer]:
         )
     if not names:
         raise Unsolvable(f"{path} has no offers below its first line")
-
-
-def limits_text(limits: RunLimits) -> str:
-    """Return the limits in words."""
-    parts = [] if limits.money is None else [f"a budget of {limits.money:,g}"]
-    parts += [] if limits.seconds is None else [f"a deadline of {seconds_text(limits.seconds)}"]
-    return " and ".join(parts)

@@ -189,7 +189,7 @@ def of_data(plan: Plan) -> Iterator[Unfit]:
     for node in plan.nodes:
         if node.op == "setup.data":
             try:
-                source_of(plan, node, tokenizer)
+                source_of(plan, node, tokenizer).num_files  # noqa: B018  lists objects of stores
                 DocumentEncoder(tokenizer, node.args["reads"])
             except DataError as error:
                 yield of_fault(error)

@@ -43,7 +43,7 @@ def check_machine(plan: Plan, local_ranks: int) -> list[str]:
     tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path.cwd())
     for node in plan.nodes:
         if node.op == "setup.data":
-            source_of(plan, node, tokenizer)
+            source_of(plan, node, tokenizer).num_files  # noqa: B018  lists objects of stores
             DocumentEncoder(tokenizer, node.args["reads"])  # reads the chat template
     return remarks
 

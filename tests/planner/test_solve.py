@@ -157,6 +157,11 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, "".join(capsys.readouterr())
 
 
+def test_a_budget_beyond_all_steps_is_cut(spec: Path, law: ScalingLaw):
+    found = solve(spec, law, RunLimits(money=1e300, seconds=None), sizes=SIZES[:1])
+    assert found.best.steps == found.plan.timeline.steps == 2**63 - 1
+
+
 def test_the_command(spec: Path, capsys: pytest.CaptureFixture[str]):
     code, text = shown(capsys, "--budget", "1", "--size", "model.dim=64", "--size", "model.dim=32")
     assert code == 0 and "eval.web.loss" in text and "--set 'experiment.budget=" in text and "LIMITS" in text
@@ -182,6 +187,17 @@ WRONG: dict[str, tuple[dict[str, str], tuple[str, ...], str]] = {
     "no cluster": ({"tiny.xtrain": SPEC.partition("cluster")[0]}, BUDGET, "declare the machines"),
     "no number of nodes": (spec_of("nodes = 2, ", ""), BUDGET, "how many machines"),
     "no price": (spec_of(", price = 3", ""), BUDGET, "needs a price of other"),
+    "steps that differ": (spec_of("rows = 8", "rows = 8, ramp_from = 4"), BUDGET, "with `ramp_from` differ in tokens"),
+    "a size that is none": (
+        {},
+        (*BUDGET, "--size=model.layer=1"),
+        "no size can be planned: model.layer=1: there is no",
+    ),
+    "a phase after the end": (
+        spec_of("budget = 10 steps }", "budget = 1B steps }\nphase late { from = 900M steps, lr_scale = 0.5 }"),
+        (*BUDGET, "--size=model.layers=1"),
+        "is refused: phase late begins at 900,000,000 steps",
+    ),
     "no speed": (spec_of("flops = 0.01T, ", ""), BUDGET, "speed of other are unknown"),
     "no offers": ({}, OFFERED, "o.csv cannot be read: No such file"),
     "no price of an offer": ({"o.csv": "cluster,devices,nodes\nh100,8,1\n"}, OFFERED, "o.csv has no column price"),

@@ -123,7 +123,8 @@ class RemoteItems:
     def digests(self) -> list[str]:
         """List the objects again; return hex digests of the URL and version of each file, or of the URL and the content
         if the server names no version. Raises DataError."""
-        self.__dict__.pop("items", None)
+        for listed in ("items", "_urls"):
+            self.__dict__.pop(listed, None)
         return [_digest(file, self._content) for item in self.items for file in item.files]
 
     def named(self, record: SourceRecord | BadRecord) -> SourceRecord | BadRecord:

@@ -249,6 +249,16 @@ def test_an_object_that_changes_while_it_is_read(tmp_path: Path, server: Server)
     assert len(tokens(again, tmp_path)) == len(LINES) - 1
 
 
+def test_objects_that_are_listed_again_are_named(tmp_path: Path, memory: Any):
+    memory.pipe("/c/a.jsonl", b"{}\n")
+    source = read("jsonl", "memory://c/*.jsonl", base=tmp_path)
+    assert [record.origin for unit in source.units() for record in source.read(unit)] == ["memory:///c/a.jsonl:1"]
+    memory.pipe("/c/b.jsonl", b"{}\n")
+    assert source.remote is not None and len(source.remote.digests()) == 2
+    origins = [record.origin for unit in source.units() for record in source.read(unit)]
+    assert origins == ["memory:///c/a.jsonl:1", "memory:///c/b.jsonl:1"]
+
+
 def test_versions_name_the_store_without_reading(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch):
     store = build(read("jsonl", server.url, base=tmp_path), tmp_path)
     monkeypatch.setattr(remote, "_download", None)  # would fail

@@ -25,7 +25,7 @@ from xtrain.cli.main import main
 from xtrain.plan.plan import Plan
 from xtrain.plan.serialise import dumps
 from xtrain.planner.load import plan_from_path
-from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.errors import DataError, EnvironmentFault
 from xtrain.runtime.base.hosts import NodePlace, own_address
 from xtrain.runtime.inspect import doctor as checks
 from xtrain.runtime.inspect import hosts
@@ -33,7 +33,7 @@ from xtrain.runtime.inspect import machine as disk
 from xtrain.runtime.inspect.doctor import examine
 from xtrain.runtime.inspect.hosts import HostFacts, HostMeeting
 from xtrain.runtime.inspect.machine import MachineFacts, Unfit, look_at_machine
-from xtrain.runtime.loop.preflight import Devices
+from xtrain.runtime.loop.preflight import Devices, check_machine
 from xtrain.runtime.store.run_directory import open_workspace
 
 SPEC = """experiment small {{ seed = 1, budget = 40 steps }}
@@ -346,6 +346,19 @@ def test_a_tokenizer_that_is_not_the_planned_one(folder, capsys):
     shutil.rmtree("tokens")
     code, found = doctor("plan.json", capsys=capsys)
     assert (code, [each["code"] for each in found]) == (3, ["X507"])
+
+
+def test_objects_that_are_not_there(folder, capsys):
+    made()
+    spec = Path("spec.xtrain")
+    spec.write_text(spec.read_text().replace("python_stdlib()", 'jsonl("memory://no/*.jsonl")'))
+    plan = plan_from_path("spec.xtrain").plan
+    assert plan is not None
+    Path("plan.json").write_text(dumps(plan))
+    code, found = doctor("plan.json", capsys=capsys)
+    assert code == 3 and [each["what"] for each in found] == ["no object matches memory://no/*.jsonl"]
+    with pytest.raises(DataError, match="no object matches"):
+        check_machine(plan, 1)
 
 
 def test_a_tokenizer_other_than_that_of_the_weights(folder, monkeypatch):
