@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from xtrain.contracts.actions import PlannedAction
-from xtrain.contracts.data import PlannedSource
+from xtrain.contracts.data import PlannedSource, scheme_of
 from xtrain.dsl.diagnostics.suggest import did_you_mean, renamed
 from xtrain.dsl.schema.component import planned
 from xtrain.dsl.schema.data import TEMPLATES, Dataset, is_template_text
@@ -220,6 +220,7 @@ def check_data(spec: Spec, found: Findings) -> None:
     check_training(spec, found)
     check_forms(spec, found)
     check_files(spec, found)
+    _check_benchmarks(spec, found)
     _check_evaluations(spec, found)
     _check_used(spec, found)
     check_chain(spec, found)
@@ -307,6 +308,23 @@ def check_files(spec: Spec, found: Findings) -> None:
         if template is not None:
             use = TemplateUse(f"data.prompts.{path}", f"{path}.chat", f"{path}.chat", action.kind)
             use.check(None if template == "auto" else template, spec.tokenizer.source, found)
+
+
+@checks("data.decontaminate.*", reads="dataset.{}.decontaminate")
+def _check_benchmarks(spec: Spec, found: Findings) -> None:
+    for name, dataset in spec.datasets.items():
+        rule, path = f"data.decontaminate.{name}", f"dataset.{name}.decontaminate"
+        for file in dataset.decontaminate:
+            if scheme_of(file):
+                message = f"dataset {name}: benchmarks are files of this machine, not URLs such as {file}"
+                found.fail(rule, "X507", path, message, "download it, and name the file")
+            elif os.path.isdir(file):  # noqa: PTH112
+                found.fail(rule, "X507", path, f"dataset {name}: {file} is a folder, not a file", "name its files")
+            elif not os.path.isfile(file):  # noqa: PTH113
+                hint = "write the path of a file, not a pattern, relative to the working folder; the run looks again"
+                found.warn(rule, "W501", path, f"dataset {name}: there is no file {file}", hint)
+            else:
+                found.passed(rule, f"{file} is a file")
 
 
 def _vocabulary(tokenizer: str) -> int | None:

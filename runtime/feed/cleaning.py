@@ -11,6 +11,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from xtrain.text.units import plural
 NGRAM: Final = 13
 """Words that a document and a benchmark share in contamination (GPT-3, arXiv 2005.14165, appendix C)."""
 AT_ONCE: Final = 1 << 23
-FORMAT: Final = 1
+FORMAT: Final = 2
 _FILES: Final = ("repeated.npy", "contaminated.npy")
 
 
@@ -77,6 +78,9 @@ def left_out(
         repeated = repeated_documents(store) if deduplicate == "exact" else np.empty(0, dtype=np.int64)
         texts = ((each, tokenizer.decode(store.document(each))) for each in range(store.num_documents))
         contaminated = _sharing(texts, decontaminate) if decontaminate else np.empty(0, dtype=np.int64)
+        if store.choices is not None and len(contaminated):  # no question loses one choice alone
+            questions = np.cumsum(store.choices[:, 0] == 0)
+            contaminated = np.flatnonzero(np.isin(questions, questions[contaminated]))
         found = LeftOut(repeated=repeated, contaminated=np.setdiff1d(contaminated, repeated), key=key)
         try:
             make_folder(folder, lambda partial: _write(found, partial), lambda there: _open(there, key) is not None)
@@ -105,32 +109,39 @@ def _write(found: LeftOut, folder: Path) -> None:
 
 
 def repeated_documents(store: TokenStore, at_once: int = AT_ONCE) -> np.ndarray:
-    """Return the documents with all tokens and numbers of an earlier document, int64, ascending.
+    """Return the documents with all tokens and numbers of an earlier document, int64, ascending; of questions with
+    choices, all choices of those that repeat an earlier question.
 
     Compares hashes of 128 bits. Reads the store once for each `at_once` documents, whose hashes take 24 bytes each.
     """
     parts = -(-store.num_documents // at_once)
+    firsts = range(store.num_documents) if store.choices is None else np.flatnonzero(store.choices[:, 0] == 0).tolist()
     found = [np.empty(0, dtype=np.int64)]
     for part in range(parts):
         numbers, hashes = array("q"), bytearray()
-        for document in range(store.num_documents):
-            name = _hash(store, document)
+        for place, (first, end) in enumerate(pairwise(chain(firsts, (store.num_documents,)))):
+            name = _hash(store, first, end)
             if parts == 1 or int.from_bytes(name[:4], "little") % parts == part:
-                numbers.append(document)
+                numbers.append(place)
                 hashes += name
         pairs_N2 = np.frombuffer(hashes, dtype=np.uint64).reshape(-1, 2)
         order = np.lexsort((pairs_N2[:, 1], pairs_N2[:, 0]))  # stable: earlier documents first
         same = (pairs_N2[order[1:]] == pairs_N2[order[:-1]]).all(axis=1)
         found.append(np.frombuffer(numbers, dtype=np.int64)[order[1:][same]])
-    return np.sort(np.concatenate(found))
+    repeated = np.sort(np.concatenate(found))
+    if store.choices is None:
+        return repeated
+    return np.flatnonzero(np.isin(np.cumsum(store.choices[:, 0] == 0) - 1, repeated))
 
 
-def _hash(store: TokenStore, document: int) -> bytes:
-    first, end = store.offsets[document], store.offsets[document + 1]
-    hashed = blake2b(np.ascontiguousarray(store.tokens[first:end]).tobytes(), digest_size=16)
+def _hash(store: TokenStore, begin: int, until: int) -> bytes:
+    """Return a hash of the documents `begin` up to `until`."""
+    first, end = store.offsets[begin], store.offsets[until]
+    hashed = blake2b(np.diff(store.offsets[begin : until + 1]).tobytes(), digest_size=16)
+    hashed.update(np.ascontiguousarray(store.tokens[first:end]).tobytes())
     of_tokens = [array for array in (store.trained, *store.columns.values()) if array is not None]
     of_document = [array for array in (store.choices, store.firsts, *store.values.values()) if array is not None]
-    for numbers in (*(each[first:end] for each in of_tokens), *(each[document : document + 1] for each in of_document)):
+    for numbers in (*(each[first:end] for each in of_tokens), *(each[begin:until] for each in of_document)):
         hashed.update(np.ascontiguousarray(numbers).tobytes())
     return hashed.digest()
 

@@ -258,9 +258,13 @@ def _cleaning(node: Node) -> tuple[str, Sequence[str]] | None:
 def source_of(plan: Plan, node: Node, tokenizer: TextTokenizer) -> DataSource:
     """Return the source of a `setup.data` node's dataset, without reading data.
 
-    Raises DataError as `open_source` does.
+    Raises DataError as `open_source` does, and for a file of `decontaminate` that does not exist.
     """
     args = node.args
+    for file in args.get("decontaminate", ()):
+        if not Path(file).is_file():
+            remedy = "Paths of `decontaminate` are relative to the working folder."
+            raise DataError("is not a file, and `decontaminate` names it", path=Path(file), remedy=remedy)
     source = SOURCES.of_kind(args["kind"])
     # The user's own code is next to the spec; other files are relative to the working folder.
     beside = source is not None and source.beside_spec

@@ -241,6 +241,12 @@ WRONG = {
     "questions in columns": (
         {"dataset": f'{ONE}\ndataset c {{ source = parquet("a"), choices = "c", holdout = 100% }}'}, "X517", '"c"',
         "`choices` is a list", "by jsonl", 'dataset.c.source=jsonl("a")'),
+    "a benchmark at a URL": (
+        {"dataset": 'dataset c { source = jsonl("a"), decontaminate = ["s3://b/c.jsonl"] }'}, "X507", '["s3://b/c.jsonl"]',
+        "benchmarks are files", "download it", "dataset.c.decontaminate=[]"),
+    "a folder of benchmarks": (
+        {"dataset": 'dataset c { source = jsonl("a"), decontaminate = ["/"] }'}, "X507", '["/"]',
+        "/ is a folder", "name its files", "dataset.c.decontaminate=[]"),
     "field of a text file": ({"dataset": 'dataset c { source = text("a"), text = "body" }'}, "X517", '"body"',
         "no field `text`", "leave `text` out", 'dataset.c.text="text"'),
     "conversations of token ids": ({"dataset": 'dataset c { source = tokens("a.npy"), messages = "m" }'}, "X517", '"m"',
@@ -339,6 +345,9 @@ WARNED = {
     "a template that is missing": (
         {"dataset": 'dataset a { source = huggingface("o/n"), messages = "m", template = "chatlm" }'}, "W501",
         "there is no template chatlm"),
+    "a benchmark that is missing": (
+        {"dataset": 'dataset a { source = synthetic(), decontaminate = ["no/*.jsonl"] }'}, "W501",
+        "there is no file no/*.jsonl"),
     "token ids that are missing": ({"dataset": 'dataset a { source = tokens("no/*.npy") }'}, "W501", "no file matches"),
 }  # fmt: skip
 

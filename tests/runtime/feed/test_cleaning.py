@@ -97,6 +97,23 @@ def test_answers_with_other_labels_repeat_nothing(texts: list[str]):
     assert data.left_out.repeated.tolist() == [2]
 
 
+def test_questions_are_left_out_whole(texts: list[str]):
+    """Question 1 has a choice of question 0, question 2 is question 0, question 3 has the benchmark in one choice."""
+    asked = [
+        ("Is it?", ["yes", "no"]),
+        ("Is it?", ["yes", "maybe"]),
+        ("Is it?", ["yes", "no"]),
+        ("Why?", ["so", QUESTION]),
+    ]
+    records = [{"question": question, "choices": choices, "answer": 0} for question, choices in asked]
+    Path("asked.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    more = f'dataset asked {{ source = jsonl("asked.jsonl"), choices = "choices", holdout = 100%{CLEAN} }}'
+    plan = planned(clean="", more=more + "\nevery 5 steps eval asked")
+    data = prepared_from(plan, data_nodes(plan)["asked"], tokenizer_of(plan), jobs=1)
+    assert (data.left_out.repeated.tolist(), data.left_out.contaminated.tolist()) == ([4, 5], [6, 7])
+    assert repeated_documents(data.store, 1).tolist() == [4, 5]
+
+
 def test_a_benchmark_that_cannot_be_read_is_named(texts: list[str]):
     Path("bench.jsonl").unlink()
     with pytest.raises(DataError, match=r"bench\.jsonl"):
