@@ -153,10 +153,13 @@ class GraniteMoeHybrid(GraniteSettings, ExpertTransformer, Mamba2Settings, Plann
         only={
             **ONLY,
             _POSITIONS: Only((None, "nope", "rope")),
+            "normalization_function": Only(("rmsnorm",)),
             "time_step_limit": Only(([0.0, {"__float__": "Infinity"}],)),
         },
-        # Keys of the auxiliary loss in training, whose weight here is `router { aux_loss }`, and an unused width.
-        harmless=(HARMLESS | MAMBA_HARMLESS | {"output_router_logits", "router_aux_loss_coef", "intermediate_size"})
+        # Keys of the auxiliary loss in training, whose weight here is `router { aux_loss }`, an unused width, and how
+        # weights were drawn.
+        harmless=(HARMLESS | MAMBA_HARMLESS)
+        | {"output_router_logits", "router_aux_loss_coef", "intermediate_size", "init_method"}
         - {"time_step_limit", "mamba_proj_bias"},
     )  # fmt: skip
 
@@ -194,6 +197,10 @@ class GraniteMoeHybrid(GraniteSettings, ExpertTransformer, Mamba2Settings, Plann
             return "attention_layers", message, "name existing blocks"
         if self.experts == 1:
             return "experts", "experts is 1, and a router chooses between two or more", "use 0, or two or more"
+        inner = values["mamba_heads"] * values["mamba_head_dim"]
+        if len(set(values["attention_layers"])) < self.layers and inner % self.dim:
+            message = f"mamba_heads · mamba_head_dim = {inner} is not divisible by dim {self.dim}, which files need"
+            return "mamba_heads", message, f"use heads that are {self.dim} or {2 * self.dim} wide together"
         return super().unfit() if self.experts else Mamba2Settings.unfit(self)
 
     @classmethod

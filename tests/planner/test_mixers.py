@@ -105,7 +105,7 @@ def test_ranks_may_have_parts_of_documents_of_delta_nets():
     assert not found.diagnostics.errors
 
 
-HYBRID = "model nemotron_h {{ dim = 32, layers = 4, heads = 4, kv_heads = 2, {} }}"
+HYBRID = "model {} {{ dim = 32, layers = 4, heads = 4, kv_heads = 2, {} }}"
 
 
 @pytest.mark.parametrize("more", ["", "parallel { pp 2 }", "parallel { tp 2 }"])
@@ -120,10 +120,24 @@ HYBRID = "model nemotron_h {{ dim = 32, layers = 4, heads = 4, kv_heads = 2, {} 
 ])  # fmt: skip
 def test_patterns_and_sizes_that_do_not_fit(settings: str, reason: str, more: str):
     model = DELTA.splitlines()[1]
-    text = DELTA.format(TRAINED + more).replace(model.format(), HYBRID.format(settings))
+    text = DELTA.format(TRAINED + more).replace(model.format(), HYBRID.format("nemotron_h", settings))
     text = text.replace("small { }", "small { budget = 2 steps }")
     found = plan_from_text(text, "small.xtrain", world=1).diagnostics.errors
     assert any(each.code == "X433" and reason in each.message for each in found), found
+
+
+@pytest.mark.parametrize(("settings", "reason"), [
+    ("experts = 1, experts_per_token = 1", "experts is 1"),
+    ("attention_layers = [1, 4]", "block 4 does not exist: the model has blocks 0 to 3"),
+    ("mamba_head_dim = 6", "mamba_heads · mamba_head_dim = 48 is not divisible by dim 32"),
+    ("mamba_head_dim = 6, attention_layers = [0, 1, 2]", "= 48 is not divisible"),
+    ("mamba_head_dim = 16", ""),
+])  # fmt: skip
+def test_blocks_of_granite_that_do_not_fit(settings: str, reason: str):
+    text = DELTA.format(TRAINED).replace(DELTA.splitlines()[1].format(), HYBRID.format("granitemoehybrid", settings))
+    text = text.replace("small { }", "small { budget = 2 steps }")
+    found = plan_from_text(text, "small.xtrain", world=1).diagnostics.errors
+    assert [each.code for each in found] == ["X433"] * bool(reason) and all(reason in each.message for each in found)
 
 
 @pytest.mark.parametrize(("more", "limit"), [("activation none { }", 0.05), ("activation full { }", 0.08)])
