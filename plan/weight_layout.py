@@ -221,7 +221,7 @@ class Rounded:
 
     @property
     def packs(self) -> bool:
-        """True if several integers share a number of the file. vLLM reads 8 bits so where inputs are not rounded."""
+        """True if several integers share a number of the file: the form for weights alone."""
         return self.bits < 8 or not self.inputs
 
     def written(self, tensors: Iterable[WrittenTensor]) -> Iterator[WrittenTensor]:
