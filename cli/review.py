@@ -4,7 +4,6 @@ import argparse
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
@@ -171,7 +170,7 @@ def _at(text: str) -> Iterator[str]:
     named = path if path.startswith(("./", "../")) else os.path.relpath(top.resolve() / path, here)
     with scratch_folder("review") as folder:
         _extract(commit, top, folder)
-        inside = folder / here.relative_to(top.resolve())
+        inside = folder / "files" / here.relative_to(top.resolve())
         inside.mkdir(parents=True, exist_ok=True)
         with chdir(inside):
             yield os.path.normpath(named)
@@ -179,30 +178,35 @@ def _at(text: str) -> Iterator[str]:
 
 def _extract(commit: str, top: Path, folder: Path) -> None:
     """Write the files of a commit into a folder, with links to what git does not track: data, models, runs."""
-    command = ["git", "-C", str(top), "archive", "--format=tar", commit]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as archive:
-        assert archive.stdout is not None and archive.stderr is not None
-        try:
-            with tarfile.open(fileobj=archive.stdout, mode="r|") as tar:
-                tar.extractall(folder, filter="data")
-        except (tarfile.TarError, OSError) as error:
-            said = archive.stderr.read().decode(errors="replace").strip() or str(error)
-            raise Refused(3, f"xtrain review: the files of {commit[:12]} cannot be read: {said}") from None
+    files = folder / "files"
+    index = {"GIT_INDEX_FILE": str(folder / "index")}
+    # Not by `git archive`, which leaves out and rewrites files where `.gitattributes` says so.
+    for command in (("read-tree", commit), ("checkout-index", "--all", f"--prefix={files}/")):
+        done = _run_git("-C", str(top), *command, **index)
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip()
+            raise Refused(3, f"xtrain review: the files of {commit[:12]} cannot be read: {said}")
+    files.mkdir(exist_ok=True)  # a commit without files
     untracked = _git("-C", str(top), "ls-files", "--others", "--directory", "-z") or ""
     for name in filter(None, untracked.split("\0")):
-        place = folder / name.rstrip("/")
-        if place.parent.is_dir() and not place.exists():
-            with suppress(OSError):
+        place = files / name.rstrip("/")
+        with suppress(OSError):
+            if place.parent.resolve().is_relative_to(files.resolve()) and not os.path.lexists(place):
+                place.parent.mkdir(parents=True, exist_ok=True)
                 place.symlink_to(top / name.rstrip("/"))
 
 
 def _git(*arguments: str) -> str | None:
     """Return the output of git; None if it fails. Raises Refused without git or a repository."""
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, check=False)
-    except FileNotFoundError:
-        raise Refused(3, "xtrain review: git is not installed, which reads REVISION:PATH") from None
+    done = _run_git(*arguments)
     said = done.stderr.decode(errors="replace").strip()
     if done.returncode and "not a git repository" in said:
         raise Refused(3, f"xtrain review: {Path.cwd()} is in no git repository; give the path of a spec or plan")
     return None if done.returncode else done.stdout.decode(errors="surrogateescape").removesuffix("\n")
+
+
+def _run_git(*arguments: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(["git", *arguments], capture_output=True, check=False, env={**os.environ, **variables})
+    except FileNotFoundError:
+        raise Refused(3, "xtrain review: git is not installed, which reads REVISION:PATH") from None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from commands import xtrain
 
+from xtrain.cli.review import _at
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.review.proposal import policy_of
 
@@ -63,6 +64,24 @@ def test_a_broken_policy_is_that_of_base(spec):
     assert "BROKEN  headroom at least 8.0%: -0.5%" in review().stdout
     assert review("specs/run.xtrain", "--policy", "specs/policy.xtrain").returncode == 1  # headroom is below 0
     assert not [*Path("temporary").iterdir()]
+
+
+def test_a_revision_is_what_is_committed(spec):
+    """`git archive` would leave out files; links may lead anywhere; untracked data is in a folder of a later commit."""
+    Path(".gitattributes").write_text("specs/policy.xtrain export-ignore\n*.xtrain export-subst\n")
+    Path("specs/elsewhere").symlink_to("/nowhere")
+    Path("later").mkdir()
+    Path("later/tracked").touch()
+    write(f"{spec}# $Format:%H$\n")
+    git("add", ".gitattributes", "specs", "later")
+    git("commit", "-qm", "two")
+    Path("later/data").write_text("untracked")
+    with _at("main~1:specs/run.xtrain"):
+        assert Path("later/data").read_text() == "untracked" and not Path("later/tracked").exists()
+    plan = plan_from_spec("specs/run.xtrain").plan
+    done = review("HEAD:specs/run.xtrain")
+    assert done.returncode == 0 and plan and plan.id in done.stdout, done.stderr
+    assert "no policy" not in done.stdout
 
 
 RULES = [
