@@ -110,6 +110,15 @@ def test_the_answer_is_that_of_trying_everything(
     )
 
 
+def test_a_combination_with_the_bound_of_the_best_is_searched(spec: Path, law: ScalingLaw):
+    """Both offers have one bound, which their losses nearly reach, and the later one is better."""
+    links = "".join(f"other, 2, 1, 3, 200 MiB, 0.01T, {link} MiB, 500 MiB\n" for link in (100, 1000))
+    Path("links.csv").write_text(OFFERS.partition("\n")[0] + "\n" + links)
+    found = solve(spec, law, RunLimits(money=300.0, seconds=None), sizes=SIZES[:1], offers=Path("links.csv"))
+    slow, fast = sorted(found.outcomes, key=lambda each: -each.loss)
+    assert found.best == fast and fast.point.offer.name == "other of line 3" and 0 < slow.loss - fast.loss < 0.01
+
+
 def test_prices_are_losses_of_looser_limits(spec: Path, law: ScalingLaw):
     limits = RunLimits(money=2.0, seconds=1800.0)
     found = solve(spec, law, limits, sizes=SIZES)
