@@ -90,8 +90,8 @@ class RunData:
         return [*found.values()]
 
     def named(self, texts: "Sequence[str]") -> "dict[str, np.ndarray]":
-        """Return dataset → the documents that texts name, int64. Raises Refused (2) for a number that does not exist,
-        DataError for a record that does not exist."""
+        """Return dataset → the documents that texts name, int64, and those that stand for them if they were left out as
+        repeated. Raises Refused (2) for a number that does not exist, DataError for a record that does not exist."""
         import numpy as np
 
         from xtrain.runtime.feed.document_search import of_records
@@ -110,7 +110,9 @@ class RunData:
             else:
                 for dataset in named:
                     found[dataset.name] += _numbered(dataset, numbered[2], int(numbered[3]), text)
-        return {name: np.unique(np.array(documents, dtype=np.int64)) for name, documents in found.items()}
+        for dataset in datasets:
+            found[dataset.name] += _kept_copies(dataset, found[dataset.name])
+        return {name: np.unique(np.array(documents, dtype=np.int64)) for name, documents in found.items() if documents}
 
     def rows(self, step: int) -> "Iterator[tuple[str, list[bytes]]]":
         """Yield the name and the tokens of each row of a step, counted from 1, sorted by name."""
@@ -129,6 +131,22 @@ class RunData:
         from xtrain.runtime.jobs.replay import recorded
 
         return {line.step: line for line in recorded(directory, steps) if line.step is not None}
+
+
+def _kept_copies(dataset: "SearchedDataset", documents: list[int]) -> list[int]:
+    """Return the documents that stand for those that `deduplicate` left out, and say so."""
+    import numpy as np
+
+    from xtrain.runtime.feed.cleaning import first_copies
+
+    if dataset.data.left_out is None or dataset.store.choices is not None:
+        return []
+    repeated = np.intersect1d(dataset.data.left_out.repeated, np.array(documents, dtype=np.int64))
+    firsts = first_copies(dataset.store, repeated.tolist())
+    for document, first in firsts.items():
+        note = f"note: {dataset.name}:{document} repeats {dataset.name}:{first}, which is searched as well"
+        print(note, file=sys.stderr)
+    return [*firsts.values()]
 
 
 def _numbered(dataset: "SearchedDataset", mark: str, number: int, text: str) -> list[int]:

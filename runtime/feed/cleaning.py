@@ -134,6 +134,17 @@ def repeated_documents(store: TokenStore, at_once: int = AT_ONCE) -> np.ndarray:
     return np.flatnonzero(np.isin(np.cumsum(store.choices[:, 0] == 0) - 1, repeated))
 
 
+def first_copies(store: TokenStore, documents: Sequence[int]) -> dict[int, int]:
+    """Return document → the first document with all its tokens and numbers, for documents of no question. Reads the
+    store up to the last of them."""
+    hashes = {document: _hash(store, document, document + 1) for document in documents}
+    wanted, firsts = {*hashes.values()}, dict[bytes, int]()
+    for document in range(max(documents, default=-1) + 1):
+        if (name := _hash(store, document, document + 1)) in wanted:
+            firsts.setdefault(name, document)
+    return {document: firsts[name] for document, name in hashes.items()}
+
+
 def _hash(store: TokenStore, begin: int, until: int) -> bytes:
     """Return a hash of the documents `begin` up to `until`."""
     first, end = store.offsets[begin], store.offsets[until]

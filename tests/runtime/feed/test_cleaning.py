@@ -12,12 +12,14 @@ from commands import xtrain
 from forking import ForkedCommand
 from projects import TINY, Project, curve, events, worst
 
+from xtrain.cli.run_data import RunData
 from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.review.resumable import resumable
 from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.cleaning import repeated_documents
 from xtrain.runtime.feed.dataset_view import data_nodes, tokenizer_of
+from xtrain.runtime.feed.document_search import SearchedDataset
 from xtrain.runtime.feed.prepared import PreparedDataset, counted_rows, prepared_from
 
 CLEAN = ', deduplicate = exact, decontaminate = ["bench.jsonl"]'
@@ -88,6 +90,17 @@ def test_memory_is_bounded_and_the_cache_is_read(texts: list[str], monkeypatch: 
     # Another benchmark of the same name is another cleaning.
     written("bench.jsonl", ["nothing that any document has"])
     assert counted_rows(plan) is None
+
+
+def test_a_repeated_document_is_searched_as_the_one_that_stayed(
+    texts: list[str], monkeypatch: pytest.MonkeyPatch, capsys
+):
+    plan = planned()
+    dataset = SearchedDataset(name="lines", plan=plan, data=prepared(plan), tokenizer=tokenizer_of(plan))
+    monkeypatch.setattr(RunData, "searched", lambda self: [dataset])
+    found = RunData(Path("run")).named(["data.jsonl:31", "lines:12", "lines:1"])
+    assert {name: documents.tolist() for name, documents in found.items()} == {"lines": [1, 2, 12, 30]}
+    assert capsys.readouterr().err == "note: lines:30 repeats lines:2, which is searched as well\n"
 
 
 def test_answers_with_other_labels_repeat_nothing(texts: list[str]):
