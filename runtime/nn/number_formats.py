@@ -343,13 +343,18 @@ class QuantisedMatrix:
             out[begin : begin + row_count] = module.decode(unit[..., :code_bytes], table).mul_(scale)
 
     def _scales(self, codes_RN: Tensor, beside: Tensor, begin: int) -> Tensor:
-        """Return the scales of blocks, fp32 [R, N], from their 8-bit codes; begin: the first row in the piece."""
-        device, in_row = codes_RN.device, self.shape[1] // self.base.block
-        row_R = torch.arange(len(codes_RN), device=device) + (self.first[0] + begin)
-        block_N = torch.arange(codes_RN.shape[1], device=device) + self.first[1] // self.base.block
-        group_RN = (row_R[:, None] * in_row + block_N).div_(GROUP, rounding_mode="floor")
+        """Return the scales of blocks, fp32 [R, N], from their 8-bit codes; begin: the first row in the piece.
+
+        The largest distances are repeated instead of indexed: equal indexes of two matrices would be kept for the
+        backward of compiled code.
+        """
+        (rows, blocks), in_row = codes_RN.shape, self.shape[1] // self.base.block
+        group, skipped = divmod((self.first[0] + begin) * in_row, GROUP)
+        largest = beside[1 + group :][: -(-(skipped + rows * in_row) // GROUP)].repeat_interleave(GROUP)
+        largest_RN = largest[skipped:][: rows * in_row].view(rows, in_row)
         levels = on_device(dynamic_levels, codes_RN)
-        return levels[codes_RN.to(torch.int32)].mul_(beside[1:][group_RN]).add_(beside[0])
+        own_RN = largest_RN.narrow(1, self.first[1] // self.base.block, blocks)
+        return levels[codes_RN.to(torch.int32)].mul_(own_RN).add_(beside[0])
 
     def product(self, x: Tensor, packed: Tensor, beside: Tensor | None, product: Product, *, turned: bool) -> Tensor:
         """Return `product` of x and the matrix [K, M], which is dequantized here and again in the backward. turned: it
