@@ -219,7 +219,7 @@ class Layer(BlockPiece):
         return 0
 
     def spread_heads(self, arch: Architecture) -> tuple[int, str] | None:
-        """Return the number of heads that tp times cp must divide, and what they are called; None: the model's."""
+        """Return the number of heads that tp times ulysses must divide, and what they are called; None: the model's."""
         return None
 
     def own(self, arch: Architecture) -> Architecture:

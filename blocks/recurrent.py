@@ -23,7 +23,8 @@ CHUNK: Final = 64  # positions that are computed together
 class RecurrentLayer(Layer):
     """Base of recurrent mixers. kernel: positions of the convolution.
 
-    Tensor parallelism cuts heads. Context parallelism gives each rank whole rows for some of the heads.
+    Tensor parallelism cuts heads. Context parallelism gives each rank whole rows for some of the heads, or a ring
+    passes states.
     """
 
     composable: ClassVar[bool] = False
@@ -59,15 +60,28 @@ class RecurrentLayer(Layer):
         """Return the width of all projections that the recurrence takes."""
         raise NotImplementedError
 
-    def most_documents(self, ring: int, positions: int, width: int, exact: int) -> int:
-        """Return the largest number of documents with which ranks of a ring send fewer bytes when they gather what each
-        of their two pieces of every document does to a state than when they exchange positions for heads.
-
-        positions: of all rows on all ranks. width, exact: bytes of a number of projections, and of a state.
-        """
-        exchanged = positions // ring * (self.moving() + self.outputs()) * width
+    def document_bytes(self, ring: int, width: int, exact: int) -> int:
+        """Return the bytes that all ranks of a ring gather of a document: of two pieces a rank, what each does to a
+        state and its last positions. width, exact: bytes of a number of projections, and of a state."""
         piece = (self.maps() + self.state()) * exact + (self.kernel - 1) * self.channels * width
-        return (exchanged - 1) // (2 * ring * piece)
+        return 2 * ring * piece
+
+    def most_documents(self, ring: int, heads: int, positions: int, width: int, exact: int) -> int:
+        """Return the largest number of documents with which ranks of a ring send fewer bytes when they gather documents
+        than when they exchange positions for heads; if they cannot share the heads evenly, the largest of all.
+
+        heads: number of heads that a ring would share. positions: of all rows on all ranks. width, exact: see
+        `document_bytes`.
+        """
+        if heads % ring:
+            return positions
+        exchanged = positions // ring * (self.moving() + self.outputs()) * width
+        return (exchanged - 1) // self.document_bytes(ring, width, exact)
+
+    def ring_heads(self, arch: Architecture, tp: int, ulysses: int) -> int:
+        """Return the number of heads that a ring would share."""
+        spread = self.spread_heads(arch)
+        return (arch.heads if spread is None else spread[0]) // (tp * ulysses)
 
     @property
     def channels(self) -> int:
@@ -128,7 +142,8 @@ class RecurrentLayer(Layer):
         """Record the convolution and the recurrence. makes: bytes of the outputs. parts: projections. names: parameters
         inside."""
         ops, local, axes = on.ops, on.local, on.axes
-        most = self.most_documents(axes.ring, local.rows * local.sequence, local.width, local.exact)
+        heads = self.ring_heads(on.resolved.architecture, on.resolved.size("tp"), axes.ulysses)
+        most = self.most_documents(axes.ring, heads, local.rows * local.sequence, local.width, local.exact)
         scans = axes.ring > 1 and local.rows <= most  # each row is one document
         axes_of = {"ulysses": axes.ulysses, "ring": 1 if scans else axes.ring}
         groups = [axis for axis, ranks in axes_of.items() if ranks > 1]

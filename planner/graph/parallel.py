@@ -86,18 +86,23 @@ def _context_parallel(graph: Builder, resolved: Resolved, last: str) -> str:
 def _recurrent_text(resolved: Resolved) -> str:
     """Return how ranks of context parallelism share recurrent mixers; empty without such layers."""
     arch, batch, ring = resolved.architecture, resolved.batch, resolved.size("ring")
-    layers = [layer for kind in arch.kinds for layer in kind.block.layers() if layer.keeps_state]
-    if not layers:
+    if not any(layer.keeps_state for kind in arch.kinds for layer in kind.block.layers()):
         return ""
     from xtrain.blocks.recurrent import RecurrentLayer  # not for other models
 
+    layers = [each for kind in arch.kinds for each in kind.block.layers() if isinstance(each, RecurrentLayer)]
     exchange, width = "positions are exchanged for heads of recurrent mixers", BYTES[resolved.formats.compute]
-    sizes = (ring, batch.micro * batch.sequence, width, max(width, BYTES["fp32"]))
-    most = min(layer.most_documents(*sizes) for layer in layers if isinstance(layer, RecurrentLayer))
+    positions, formats = batch.micro * batch.sequence, (width, max(width, BYTES["fp32"]))
+    heads = min(layer.ring_heads(arch, resolved.size("tp"), resolved.size("ulysses")) for layer in layers)
+    most = min(layer.most_documents(ring, heads, positions, *formats) for layer in layers)
     if ring == 1 or most < batch.micro:
         return exchange
-    text = f"states of recurrent mixers pass through {ring} ranks; {exchange} in microbatches with more than "
-    return text + plural(most, "document")
+    text = f"states of recurrent mixers pass through {ring} ranks"
+    if heads % ring:
+        share = resolved.size("tp") * resolved.size("ulysses")
+        gathered = max(layer.document_bytes(ring, *formats) for layer in layers) // share
+        return f"{text}, {bytes_text(gathered)} for each document of a microbatch"
+    return f"{text}; {exchange} in microbatches with more than {plural(most, 'document')}"
 
 
 @resumes("setup.parallel.ep", "size pattern matches meanwhile")

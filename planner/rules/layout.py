@@ -77,24 +77,26 @@ def _check_heads(architecture: Architecture, layout: Layout, found: Findings) ->
 
 @checks("mesh.spread_heads", reads="parallel.tp.size {context} model.*")
 def _check_spread_heads(architecture: Architecture, layout: Layout, found: Findings) -> None:
-    """Check that ranks of tensor and context parallelism get equal numbers of heads of layers that have heads of their
-    own."""
-    tp = layout.size("tp")
-    cp = 1 if "cp" in layout.unsettled else layout.size("ring") * layout.size("ulysses")
+    """Check that ranks of tensor parallelism and ulysses get equal numbers of heads of layers that have heads of their
+    own; a ring that cannot share them passes states."""
+    tp, ulysses = layout.size("tp"), 1 if "cp" in layout.unsettled else layout.size("ulysses")
     layers = (layer for kind in architecture.kinds for layer in kind.block.layers())
     counts = {layer.spread_heads(architecture) for layer in layers} - {None}
-    if tp * cp == 1 or not counts:
+    if tp * ulysses == 1 or not counts:
         return
     (found_heads,) = counts
     assert found_heads is not None
     count, heads = found_heads
-    path, shown = ("parallel.tp.size", f"tp {tp}") if count % tp else ("parallel.cp.size", f"tp {tp} · cp {cp}")
-    if count % (tp * cp):
-        message = f"the {count} {heads} cannot be split over {shown}"
-        hint = f"use tp and cp whose product divides {count}, or a number of {heads} divisible by {tp * cp}"
-        found.fail("mesh.spread_heads", "X402", path, message, hint)
-        return
-    found.passed("mesh.spread_heads", f"{count} {heads} / {tp * cp} = {count // (tp * cp)}")
+    if count % tp:
+        message, hint = f"the {count} {heads} cannot be split over tp {tp}", f"use tp {gcd(count, tp)}"
+        found.fail("mesh.spread_heads", "X402", "parallel.tp.size", message, hint)
+    elif count % (tp * ulysses):
+        message = f"the {count // tp} {heads} of a tp rank cannot be split over ulysses {ulysses}"
+        best = gcd(count // tp, ulysses)
+        hint = f"use ulysses {best} with ring {layout.size('ring') * ulysses // best}"
+        found.fail("mesh.spread_heads", "X402", "parallel.cp.ulysses", message, hint)
+    else:
+        found.passed("mesh.spread_heads", f"{count} {heads} / {tp * ulysses} = {count // (tp * ulysses)}")
 
 
 def _smaller_tp(architecture: Architecture, tp: int) -> int:

@@ -105,15 +105,16 @@ class RecurrentMixer(AttentionModule):
 
     def _spread(self, how: Recurrence, inputs: Sequence[Tensor], packing: DocumentLayout) -> Tensor:
         """Compute this rank's positions."""
-        ring, document_BS = self.axes.ring, packing.document_BS
-        groups = [group for group in (self.axes.ulysses, ring) if group is not None]
+        ulysses, ring, document_BS = self.axes.ulysses, self.axes.ring, packing.document_BS
+        groups = [group for group in (ulysses, ring) if group is not None]
         if not groups:
             return _mix(how, document_BS, None, *inputs)
         heads, width, order_BS = how.spread(inputs), inputs[0].element_size(), None
-        most = self.layer.most_documents(
-            1 if ring is None else ring.size(), document_BS.numel(), width, exact_of(inputs).itemsize
-        )
-        scans = ring is not None and len(packing.segments) <= most
+        scans = False
+        if ring is not None:
+            shared = heads // (1 if ulysses is None else ulysses.size())
+            sizes = (document_BS.numel(), width, exact_of(inputs).itemsize)
+            scans = len(packing.segments) <= self.layer.most_documents(ring.size(), shared, *sizes)
         groups = groups[:-1] if scans else groups
         flat, weights = inputs[: how.moving], inputs[how.moving :]
         if groups:

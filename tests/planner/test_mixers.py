@@ -7,7 +7,10 @@ import pytest
 import torch
 from code_models import measured
 
+from xtrain.blocks.delta_net import DeltaNetLayer
+from xtrain.blocks.mamba2 import Mamba2Layer
 from xtrain.blocks.mixer import UserMixer
+from xtrain.blocks.recurrent import RecurrentLayer
 from xtrain.dsl.checking import inspections
 from xtrain.plan.parameters import matmul_parameters
 from xtrain.planner.load import plan_from_text
@@ -105,6 +108,20 @@ def test_ranks_may_have_parts_of_documents_of_delta_nets():
     assert not found.diagnostics.errors
 
 
+@pytest.mark.parametrize(("layer", "heads", "gathered", "exchanged", "most"), [
+    (DeltaNetLayer(name="", kernel=4, key_heads=16, value_heads=32, key_dim=128, value_dim=128), 16, 32, 193, 5),
+    (Mamba2Layer(name="", kernel=4, groups=8, heads=64, head_dim=64, state_dim=128), 8, 16, 161, 9),
+])  # fmt: skip
+def test_bytes_that_a_ring_sends_of_recurrent_mixers(
+    layer: RecurrentLayer, heads: int, gathered: int, exchanged: int, most: int
+):
+    """The table of docs/families.md, and heads that a ring cannot share."""
+    positions = 32768
+    assert round(layer.document_bytes(4, 2, 4) / 2**20) == gathered
+    assert round(positions // 4 * (layer.moving() + layer.outputs()) * 2 / 2**20) == exchanged
+    assert [layer.most_documents(4, each, positions, 2, 4) for each in (heads, 1)] == [most, positions]
+
+
 HYBRID = "model {} {{ dim = 32, layers = 4, heads = 4, kv_heads = 2, {} }}"
 
 
@@ -138,6 +155,26 @@ def test_blocks_of_granite_that_do_not_fit(settings: str, reason: str):
     text = text.replace("small { }", "small { budget = 2 steps }")
     found = plan_from_text(text, "small.xtrain", world=1).diagnostics.errors
     assert [each.code for each in found] == ["X433"] * bool(reason) and all(reason in each.message for each in found)
+
+
+@pytest.mark.parametrize(("parallel", "reason", "words"), [
+    ("cp 4 { }", "the 2 groups of Mamba-2 mixers of a tp rank cannot be split over ulysses 4", ""),
+    ("cp 4 { ulysses = 1 }", "", "states of recurrent mixers pass through 4 ranks, 25.2 KiB for each document of"),
+    ("cp 2 { ulysses = 1 }", "", "positions are exchanged for heads of recurrent mixers in microbatches with more"),
+    ("cp 2 { ulysses = 2 }", "", "(ulysses=2), positions are exchanged for heads of recurrent mixers"),
+    ("tp 4", "the 2 groups of Mamba-2 mixers cannot be split over tp 4", ""),
+])  # fmt: skip
+def test_ranks_share_the_groups_of_mixers_or_pass_states(parallel: str, reason: str, words: str):
+    model = HYBRID.replace("kv_heads = 2", "kv_heads = 4").format(
+        "granitemoehybrid", "mamba_groups = 2, mamba_state = 8"
+    )
+    text = DELTA.format(f"{TRAINED}parallel {{ {parallel} }}").replace(DELTA.splitlines()[1].format(), model)
+    text = text.replace("small { }", "small { budget = 2 steps }")
+    found = plan_from_text(text, "small.xtrain", world=2 if "2" in parallel[:4] else 4)
+    assert [each.message for each in found.diagnostics.errors] == [reason] * bool(reason)
+    if not reason:
+        assert found.plan is not None
+        assert words in found.plan.node("setup.parallel.cp").does
 
 
 @pytest.mark.parametrize(("more", "limit"), [("activation none { }", 0.05), ("activation full { }", 0.08)])

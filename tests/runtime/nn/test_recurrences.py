@@ -275,7 +275,12 @@ def ring_gap(monkeypatch: pytest.MonkeyPatch, name: str, ring: int) -> float:
     out = whole(moving, weights)
     grad = torch.randn(out.shape, dtype=out.dtype, generator=drawn)
     wanted = computed(moving, whole, grad)
-    mixer: Any = SimpleNamespace(positions=weights[0].shape[2])
+    mixer: Any = SimpleNamespace(
+        positions=weights[0].shape[2],
+        axes=SimpleNamespace(ulysses=None, ring=board),
+        layer=SimpleNamespace(most_documents=lambda *_: len(packing.segments)),
+    )
+    mixer._scanned = partial(RecurrentMixer._scanned, mixer)
     order = torch.tensor(_order(packing.segments, ring)).chunk(ring, dim=1)
 
     def own(x: Tensor, rank: int) -> Tensor:
@@ -284,8 +289,8 @@ def ring_gap(monkeypatch: pytest.MonkeyPatch, name: str, ring: int) -> float:
     def of_rank(rank: int) -> list[Tensor]:
         board.here.rank = rank
         rows = [own(each, rank) for each in moving]
-        scanned = partial(RecurrentMixer._scanned, mixer, how)
-        return computed(rows, lambda rows, weights: scanned(rows, weights, packing, board), own(grad, rank))
+        spread = partial(RecurrentMixer._spread, mixer, how)
+        return computed(rows, lambda rows, weights: spread((*rows, *weights), packing), own(grad, rank))
 
     with ThreadPoolExecutor(ring) as pool:
         found = [*pool.map(of_rank, range(ring))]
