@@ -5,7 +5,7 @@ place in the whole tensor. So it does not depend on the layout. A rank adds the 
 prime, by the number of ranks with the same shard. Copies that differ change the digest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Final
 
@@ -20,8 +20,8 @@ from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.nn.axes import local
 from xtrain.runtime.nn.batch import Step, StepCall
 from xtrain.runtime.nn.gradients import copies_of
-from xtrain.runtime.nn.transformer import ModelParts
-from xtrain.runtime.nn.weights import own_indices, values_of
+from xtrain.runtime.nn.transformer import ModelParts, QuantisedParameter
+from xtrain.runtime.nn.weights import own_indices, places_of, values_of
 from xtrain.runtime.observe.records import Records
 
 PRIME: Final = 2**31 - 1
@@ -45,14 +45,14 @@ def digests(plan: Plan, model: ModelParts, rank: Rank, progress: Progress, recor
         named = [*model.named_parameters()]
         for (name, parameter), copies in zip(named, copies_of(model, rank, trained=False), strict=True):
             piece = values_of(stored[name]) if name in stored else local(parameter)
-            _add(sums_2N[:, place[name]], piece, parameter if name not in stored else piece, copies)
+            _add(sums_2N[:, place[name]], piece, *_indices(stored.get(name, parameter)), copies)
         trained = [*model.trained()]
         known = all(parameter.grad is not None for _, parameter in trained)
         for (name, parameter), copies in (
             zip(trained, copies_of(model, rank, trained=True), strict=True) if known else ()
         ):
             assert parameter.grad is not None
-            _add(sums_2N[:, place_of_gradient[name]], local(parameter.grad), parameter, copies)
+            _add(sums_2N[:, place_of_gradient[name]], local(parameter.grad), *_indices(parameter), copies)
         if rank.world_size > 1:
             sums_2N = sums_2N.to(rank.device)
             dist.all_reduce(sums_2N)
@@ -68,21 +68,28 @@ def digests(plan: Plan, model: ModelParts, rank: Rank, progress: Progress, recor
     return write
 
 
-def _add(sums_2: Tensor, piece: Tensor, whole: Tensor, copies: int) -> None:
-    """Add the hashes of a rank's piece of a tensor. whole: says which piece it is."""
-    total_2 = sum((part.cpu() for part in hashes(piece, whole)), torch.zeros(2, dtype=torch.int64))
+def _indices(whole: QuantisedParameter | Tensor) -> tuple[Sequence[int], list[Tensor]]:
+    """Return the shape of a whole tensor, and the indices of each dimension that this rank has."""
+    if isinstance(whole, QuantisedParameter):
+        return places_of(whole)
+    return whole.shape, [own_indices(whole, dim) for dim in range(whole.ndim)]
+
+
+def _add(sums_2: Tensor, piece: Tensor, shape: Sequence[int], indices: list[Tensor], copies: int) -> None:
+    """Add the hashes of a rank's piece of a tensor of this shape. indices: of each dimension that the piece has."""
+    total_2 = sum((part.cpu() for part in hashes(piece, shape, indices)), torch.zeros(2, dtype=torch.int64))
     share = pow(copies, -1, PRIME)
     sums_2 += torch.tensor([int(total) % PRIME * share % PRIME for total in total_2])
 
 
-def hashes(piece: Tensor, whole: Tensor) -> Iterator[Tensor]:
+def hashes(piece: Tensor, shape: Sequence[int], indices: list[Tensor]) -> Iterator[Tensor]:
     """Yield sums of the hashes of up to `AT_ONCE` elements each, int64 [2], below 2^51."""
     if not piece.numel():
         return
-    shape, device = whole.shape, piece.device
+    device = piece.device
     strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
     bits_E = piece.contiguous().view(-1).view(_INTEGERS[piece.element_size()])
-    places = [own_indices(whole, dim).to(device) * stride for dim, stride in enumerate(strides)]
+    places = [own.to(device) * stride for own, stride in zip(indices, strides, strict=True)]
     inner = [prod(piece.shape[dim + 1 :]) for dim in range(piece.ndim)]
     for first in range(0, len(bits_E), AT_ONCE):
         bits_e = bits_E[first : first + AT_ONCE].long()

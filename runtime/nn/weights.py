@@ -243,6 +243,16 @@ def values_of(stored: QuantisedParameter) -> Tensor:
     return evolve(matrix, shape=blocks, piece=piece, first=(int(rows[0]), 0)).values(packed, beside, torch.float32)
 
 
+def places_of(stored: QuantisedParameter) -> tuple[tuple[int, ...], list[Tensor]]:
+    """Return the shape of a whole matrix or stack, or of its blocks if they cross rows, and the indices of each
+    dimension that `values_of` returns, int64."""
+    matrix, parameter = stored.matrix, stored.parameter
+    indices = [own_indices(parameter, dim) for dim in range(parameter.ndim - 1)]
+    if matrix.base.in_rows(matrix.shape):
+        return matrix.shape, [*indices, matrix.first[-1] + torch.arange(matrix.piece[-1])]
+    return (parameter.shape[0], matrix.base.block), [*indices, torch.arange(matrix.base.block)]
+
+
 @op("setup.weights")
 @torch.no_grad()
 def initialise(
