@@ -160,6 +160,7 @@ def test_blocks_of_granite_that_do_not_fit(settings: str, reason: str):
 @pytest.mark.parametrize(("parallel", "reason", "words"), [
     ("cp 4 { }", "the 2 groups of Mamba-2 mixers of a tp rank cannot be split over ulysses 4", ""),
     ("cp 4 { ulysses = 1 }", "", "states of recurrent mixers pass through 4 ranks, 25.2 KiB for each document of"),
+    ("cp 4 { ulysses = 2 }", "", "states of recurrent mixers pass through 2 ranks, 6.31 KiB for each document of"),
     ("cp 2 { ulysses = 1 }", "", "positions are exchanged for heads of recurrent mixers in microbatches with more"),
     ("cp 2 { ulysses = 2 }", "", "(ulysses=2), positions are exchanged for heads of recurrent mixers"),
     ("tp 4", "the 2 groups of Mamba-2 mixers cannot be split over tp 4", ""),

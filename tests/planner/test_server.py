@@ -144,6 +144,25 @@ def whole(folder: Path, *sets: str) -> Compiled:
     return plan_from_spec(path, sets, None)
 
 
+@pytest.mark.parametrize(("width", "rows", "counts"), [(32, 1, (428, 44)), (160, 2, (4096, 41))])
+def test_states_of_texts_take_half_of_what_a_pass_leaves(
+    tmp_path: Path, width: int, rows: int, counts: tuple[int, int]
+):
+    own = f"delta_key_heads = 4, delta_value_heads = 8, delta_key_dim = {width}, delta_value_dim = {width}"
+    path = tmp_path / "states.xtrain"
+    text = WHOLE.replace("llama {", f"qwen3_5 {{ {own}, attention_layers = [1], head_dim = 32,")
+    path.write_text(text.replace("rows = 4", f"rows = {rows}") + "precision { params = fp32 }")
+    found = plan_from_spec(path, (), None).plan
+    assert found is not None
+    pages, texts = (count for _, count in found.node("request.sample").args["pages"])
+    page = 2 * 2 * 32 * PAGE * 4  # keys and values of 2 heads, in fp32
+    state = 2 * 4 * (8 * width**2 + 3 * (2 * 4 + 8) * width)  # of 2 layers, with the last 3 positions
+    memory = found.estimates.classes[0].memory
+    room = memory.activations + memory.loss - MOST_ROWS * max(pages_of(1024) * page, state // 2)
+    most = min(MOST_ROWS * pages_of(1024), (room - state * (texts + 1)) // page - 1)
+    assert (pages, texts) == counts == (most, room // 2 // state - 1)
+
+
 def test_a_server_of_the_model_itself_has_its_gradients_and_moments_in_memory(tmp_path: Path):
     found = whole(tmp_path).plan
     assert found is not None
