@@ -109,6 +109,13 @@ def test_a_rule_is_broken(spec, rule, change, said):
     assert f"BROKEN  {said}" in done.stdout
 
 
+def test_the_worst_allowed_verdict_is_kept(spec):
+    write(spec.replace("lr = 3e-4", "lr = 4e-4"))
+    Path("other.xtrain").write_text("policy { resume = safe }\n")
+    done = review("specs/run.xtrain", "--policy", "other.xtrain")
+    assert done.returncode == 0 and "ok      resume: safe or better: safe" in done.stdout, done.stderr
+
+
 WRONG = [
     (("nothing:specs/run.xtrain", "specs/run.xtrain"), 3, "this repository has no revision `nothing`"),
     (("main:specs/none.xtrain", "specs/run.xtrain"), 2, "main:specs/none.xtrain cannot be planned"),

@@ -12,10 +12,12 @@ from checkpoints import folder, same
 from forking import ForkedCommand
 from projects import Project, curve, events
 
+from xtrain.cli.main import main
 from xtrain.cli.run_data import RunData
 from xtrain.plan.serialise import dumps
 from xtrain.planner.load import plan_from_path
 from xtrain.runtime.feed.sightings import Stretch
+from xtrain.runtime.jobs.replay import ReplayWindow
 from xtrain.runtime.store.history import changed_within
 
 MORE = """
@@ -204,7 +206,7 @@ UNFORGOTTEN = [
 ]
 
 
-def test_what_cannot_be_forgotten_exactly_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_forgotten_exactly_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch, capsys):
     spec = project.spec(steps=8, more="every 4 steps checkpoint\ncheckpoint { keep = none }")
     for name, *sets in (
         ("one", "launch.stop_at=4 steps"),
@@ -222,6 +224,11 @@ def test_what_cannot_be_forgotten_exactly_is_refused(project: Project, monkeypat
         filled = [each.replace("DOCUMENT", f"lines:{document}") for each in arguments]
         status, out, err = called(project, *filled)
         assert (status, words in err) == (code, True), (filled, status, out, err)
+    parts = trained.stretches[1].sightings("lines", trained.stretches[1].prepared["lines"].train_documents)
+    late = min({document for part in parts for document in part.documents.tolist()} - steps.keys())
+    monkeypatch.setattr(ReplayWindow, "unchanged", lambda self: False)
+    assert main(["forget", "one", f"lines:{late}"]) == 3
+    assert "makes another plan of the recorded spec" in capsys.readouterr().err
 
 
 # Documents that cause a spike ----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attrs import evolve
 from commands import xtrain
 from forking import ForkedCommand
 from projects import TINY, Project, curve, events, worst
@@ -21,6 +22,8 @@ from xtrain.runtime.feed.cleaning import repeated_documents
 from xtrain.runtime.feed.dataset_view import data_nodes, tokenizer_of
 from xtrain.runtime.feed.document_search import SearchedDataset
 from xtrain.runtime.feed.prepared import PreparedDataset, counted_rows, prepared_from
+from xtrain.runtime.feed.records import BadRecordReport
+from xtrain.runtime.feed.token_store import TokenStore
 
 CLEAN = ', deduplicate = exact, decontaminate = ["bench.jsonl"]'
 QUESTION = "how many words of a question must a document share before it counts as contaminated at all"
@@ -32,7 +35,8 @@ def written(name: str, texts: list[str]) -> None:
 
 @pytest.fixture
 def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Documents: 5 is that of 1, 9 and 30 are that of 2; 12 and 20 have 13 words of the benchmark, 21 has 12."""
+    """Documents: 5 is that of 1, 9 and 30 are that of 2; 12, 20 and 33, which is that of 20, have 13 words of the benchmark,
+    21 has 12."""
     monkeypatch.chdir(tmp_path)
     Project(tmp_path)
     found = [f"document {i} " + "abc def ghi " * (i % 7) for i in range(40)]
@@ -40,12 +44,13 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     words = QUESTION.split()
     found[12] = "Before. " + " ".join(words[1:14]).upper() + "! And after."
     found[20], found[21] = QUESTION, "other " + " ".join(words[:12]) + " other"
+    found[33] = found[20]
     written("data.jsonl", found)
     written("bench.jsonl", [QUESTION, "too short"])
     return found
 
 
-LEFT_OUT = {5, 9, 12, 20, 30}
+LEFT_OUT = {5, 9, 12, 20, 30, 33}
 
 
 def planned(clean: str = CLEAN, holdout: str = "0%", more: str = "") -> Plan:
@@ -66,7 +71,7 @@ def rows(data: PreparedDataset) -> list[list[bytes]]:
 
 def test_rows_are_those_of_the_data_without_them(texts: list[str]):
     data = prepared(planned())
-    assert (data.left_out.repeated.tolist(), data.left_out.contaminated.tolist()) == ([5, 9, 30], [12, 20])
+    assert (data.left_out.repeated.tolist(), data.left_out.contaminated.tolist()) == ([5, 9, 30, 33], [12, 20])
     assert {*data.train_documents.tolist()} == {*range(40)} - LEFT_OUT
     written("data.jsonl", [text for number, text in enumerate(texts) if number not in LEFT_OUT])
     assert rows(data) == rows(prepared(planned(clean="")))
@@ -81,7 +86,7 @@ def test_held_out_documents_are_cleaned_too(texts: list[str]):
 def test_memory_is_bounded_and_the_cache_is_read(texts: list[str], monkeypatch: pytest.MonkeyPatch):
     plan = planned()
     data = prepared(plan)
-    assert [repeated_documents(data.store, size).tolist() for size in (1, 7, 100)] == [[5, 9, 30]] * 3
+    assert [repeated_documents(data.store, size).tolist() for size in (1, 7, 100)] == [[5, 9, 30, 33]] * 3
     monkeypatch.setattr("xtrain.runtime.feed.cleaning.repeated_documents", None)
     again = prepared(plan)
     assert again.left_out.all.tolist() == sorted(LEFT_OUT) and again.train_rows.num_rows == data.train_rows.num_rows
@@ -108,6 +113,23 @@ def test_answers_with_other_labels_repeat_nothing(texts: list[str]):
     Path("data.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     data = prepared(planned(clean=', deduplicate = exact, columns = { weights: "margin" }'))
     assert data.left_out.repeated.tolist() == [2]
+
+
+NUMBERS = {
+    "trained": np.array([1, 1, 1, 0, 1, 1], np.uint8),
+    "firsts": np.array([1, 2, 1], np.int32),
+    "columns": {"c": np.array([1, 1, 1, 2, 1, 1], np.float32)},
+    "values": {"v": np.array([1, 2, 1], np.float32)},
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_documents_with_other_numbers_repeat_nothing(name: str):
+    tokens, offsets = np.array([7, 8] * 3, np.uint16), np.arange(0, 8, 2)
+    bad = BadRecordReport(count=0, first=())
+    store = TokenStore(key="k", tokens=tokens, offsets=offsets, num_files=1, bad_records=bad)
+    assert repeated_documents(store).tolist() == [1, 2]
+    assert repeated_documents(evolve(store, **{name: NUMBERS[name]})).tolist() == [2]
 
 
 def test_questions_are_left_out_whole(texts: list[str]):
@@ -169,7 +191,7 @@ def test_a_killed_build_is_completed_by_the_same_call(texts: list[str], moments:
             os.kill(process.pid, signal.SIGKILL)
             process.communicate(timeout=60)
     done = xtrain("data", "build", "tiny.xtrain", cwd=project)
-    said = "5 of 40 documents are left out: 3 repeat an earlier one, 2 share 13 words with a benchmark"
+    said = "6 of 40 documents are left out: 4 repeat an earlier one, 2 share 13 words with a benchmark"
     assert done.returncode == 0 and said in " ".join(done.stdout.split()), done.stderr
     shown = xtrain("data", "stats", "tiny.xtrain", cwd=project)
     assert said in " ".join(shown.stdout.split()), shown.stderr
