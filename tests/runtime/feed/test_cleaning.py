@@ -35,8 +35,8 @@ def written(name: str, texts: list[str]) -> None:
 
 @pytest.fixture
 def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Documents: 5 is that of 1, 9 and 30 are that of 2; 12, 20 and 33, which is that of 20, have 13 words of the benchmark,
-    21 has 12."""
+    """Documents: 5 is that of 1, 9 and 30 are that of 2; 12, 20 and 33, which is that of 20, have 13 words of the
+    benchmark, 21 has 12."""
     monkeypatch.chdir(tmp_path)
     Project(tmp_path)
     found = [f"document {i} " + "abc def ghi " * (i % 7) for i in range(40)]
