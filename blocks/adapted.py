@@ -54,14 +54,7 @@ class AdaptedMatrix:
         raise NotImplementedError
 
     def trace(
-        self,
-        on: "Tracer",
-        x: TracedTensor,
-        out: TracedTensor,
-        tokens: int,
-        *,
-        parts: int = 1,
-        added: int | None = None,
+        self, on: "Tracer", x: TracedTensor, out: TracedTensor, tokens: int, *, parts: int = 1, added: int | None = None
     ) -> TracedTensor:
         """Record what the adapter adds to `out`, the product of the matrix and `x` over `tokens` tokens, and return the
         sum. For routed experts computed one after the other, x and out belong to one of `parts` experts. added: see
@@ -120,14 +113,7 @@ class TaskMatrices(AdaptedMatrix):
             matrix.trace_beside(on)
 
     def trace(
-        self,
-        on: "Tracer",
-        x: TracedTensor,
-        out: TracedTensor,
-        tokens: int,
-        *,
-        parts: int = 1,
-        added: int | None = None,
+        self, on: "Tracer", x: TracedTensor, out: TracedTensor, tokens: int, *, parts: int = 1, added: int | None = None
     ) -> TracedTensor:
         adapter, widest = on.resolved.architecture.adapter, widest_task(on.resolved.architecture)
         assert isinstance(adapter, TaskAdapters)

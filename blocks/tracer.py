@@ -97,14 +97,7 @@ class TracedAdapter(Protocol):
     def scales(self) -> bool: ...
 
     def trace(
-        self,
-        on: "Tracer",
-        x: TracedTensor,
-        out: TracedTensor,
-        tokens: int,
-        *,
-        parts: int = 1,
-        added: int | None = None,
+        self, on: "Tracer", x: TracedTensor, out: TracedTensor, tokens: int, *, parts: int = 1, added: int | None = None
     ) -> TracedTensor: ...
 
     def trace_beside(self, on: "Tracer") -> None: ...

@@ -115,14 +115,7 @@ class LoraMatrix(AdaptedMatrix):
             yield from (evolve(each, name=name, begun=True) for each, name in zip((a, b), self.begun(), strict=True))
 
     def trace(
-        self,
-        on: "Tracer",
-        x: TracedTensor,
-        out: TracedTensor,
-        tokens: int,
-        *,
-        parts: int = 1,
-        added: int | None = None,
+        self, on: "Tracer", x: TracedTensor, out: TracedTensor, tokens: int, *, parts: int = 1, added: int | None = None
     ) -> TracedTensor:
         a, b = self.factors()
         numbers = [prod(on.shapes[name]) for name in (a, b)]

@@ -10,6 +10,13 @@ from xtrain.dsl.schema.setting import AUTO, Auto, at_least, between, not_negativ
 from xtrain.lazy_attrs import frozen
 
 
+def _turns(scaling: str, way: Literal["less", "more"], default: float) -> Any:
+    """Return a setting with the number of turns that limits pairs."""
+    then = {"less": "are scaled in full", "more": "keep their frequency"}[way]
+    text = f"{scaling}: pairs that turn {way} than this often in `original` positions {then}"
+    return setting(text, default=default, check=positive)
+
+
 @frozen
 class Rope:
     """`rope { … }` inside `model`: scaling of rotary positions to a longer context."""
@@ -25,26 +32,10 @@ class Rope:
         default=0,
         check=not_negative,
     )
-    low: float = setting(
-        "llama3: pairs that turn less than this often in `original` positions are scaled in full",
-        default=1.0,
-        check=positive,
-    )
-    high: float = setting(
-        "llama3: pairs that turn more than this often in `original` positions keep their frequency",
-        default=4.0,
-        check=positive,
-    )
-    beta_fast: float = setting(
-        "yarn: pairs that turn more than this often in `original` positions keep their frequency",
-        default=32.0,
-        check=positive,
-    )
-    beta_slow: float = setting(
-        "yarn: pairs that turn less than this often in `original` positions are scaled in full",
-        default=1.0,
-        check=positive,
-    )
+    low: float = _turns("llama3", "less", 1.0)
+    high: float = _turns("llama3", "more", 4.0)
+    beta_fast: float = _turns("yarn", "more", 32.0)
+    beta_slow: float = _turns("yarn", "less", 1.0)
     truncate: bool = setting("yarn: round the bounds between those pairs to whole pairs", default=True)
     attention_factor: float | Auto = setting(
         "yarn and longrope: factor of cosines and sines; auto: yarn 0.1 · ln(factor) + 1, longrope "
