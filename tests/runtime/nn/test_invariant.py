@@ -1,14 +1,20 @@
 """Numbers that do not depend on the batch: the same bits for a row alone, among others, and at other places."""
 
+import attrs
 import pytest
 import torch
 import torch.nn.functional as F
+from small_generators import SPEC, generator_of
 from torch import Tensor
 
+from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.planner.load import plan_from_text
 from xtrain.runtime.nn.attention import by_document, in_tiles
 from xtrain.runtime.nn.attention_blocks import Scores
 from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache
 from xtrain.runtime.nn.invariant import Attended, Invariant, newest
+from xtrain.runtime.sampling.text_generator import Prompts
 
 COUNTS = (1, 2, 5, 31, 33)
 
@@ -95,3 +101,41 @@ def test_gradients_of_attention_are_those_of_documents():
     out = Attended.apply(by_document, packing, Scores(), *given, sink_H)
     assert isinstance(out, Tensor)
     torch.testing.assert_close(torch.autograd.grad((out * weights).sum(), (*given, sink_H)), expected)
+
+
+# Widths that end within a vector register: the last numbers of rows are then computed otherwise.
+SMALL = {
+    "dim": 48, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 77, "experts": 4, "experts_per_token": 2,
+    "expert_ffn": 21, "window": 8,
+}  # fmt: skip
+OTHER_ORDER = {
+    "deepseek_v3", "glm4_moe_lite", "granitemoehybrid", "nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_next",
+}  # fmt: skip
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_samples_the_numbers_of_whole_texts_or_is_refused(family):
+    """A pointwise function of a family without kernels of fixed shapes is seen here."""
+    known = settings_of(FAMILIES[family])
+    given = {name: meta.example for name, (a, meta) in known.items() if a.default is attrs.NOTHING}
+    given |= {name: value for name, value in SMALL.items() if name in known}
+    model = f"{family} {{ {', '.join(f'{name} = {value}' for name, value in given.items())} }}"
+    text = SPEC.format(model=model).replace("params = fp64", "params = fp32, batch_invariant = true")
+    found = plan_from_text(text, "tiny.xtrain")
+    refused = any(each.code == "X448" for each in found.diagnostics.errors)
+    assert refused == (family in OTHER_ORDER) == (found.plan is None)
+    if found.plan is None:
+        return
+    author, ids = generator_of(found.plan), [[256, *b"def f"], [256, *b"a"], [256, *range(40, 75)]]
+    with Invariant():
+        rows = Prompts.of(ids, 48, CPU)
+        batch = rows.first()
+        for _ in range(3):
+            logits_BV = author.logits(batch)
+            assert logits_BV is not None
+            for text, logits_V in zip(ids, logits_BV, strict=True):
+                alone_1V = author.logits(Prompts.of([text], len(text), CPU).first())
+                assert alone_1V is not None and torch.equal(logits_V, alone_1V[0])
+            ids = [[*text, int(logits_V.argmax())] for text, logits_V in zip(ids, logits_BV, strict=True)]
+            batch = rows.next([text[-1] for text in ids])
