@@ -23,7 +23,7 @@ GROUPS = {
         *("init", "import", "fetch", "check", "fmt", "lsp", "mcp", "docs", "explain", "schema", "completion"),
     ),
     "look before you run": ("plan", "diff", "review", "solve", "prove", "data", "doctor", "approve"),
-    "train": ("run", "launch", "sweep", "serve", "find-lr", "replay", "forget"),
+    "train": ("run", "launch", "sweep", "serve", "find-lr", "coord-check", "replay", "forget"),
     "watch": ("runs", "watch", "report", "control", "seen", "blame", "bisect", "fit-law"),
     "use what was trained": ("checkpoint", "generate", "export", "merge"),
 }

@@ -14,7 +14,7 @@ from xtrain.dsl.schema.data import Batch, Dataset, Mixture, Phase
 from xtrain.dsl.schema.data_components import Link, Tokenizer, usual_chain
 from xtrain.dsl.schema.losses import LOSSES, Loss
 from xtrain.dsl.schema.model import Model
-from xtrain.dsl.schema.optimizers import SCHEDULERS, Ema, Optimizer, ParameterGroup, Scheduler
+from xtrain.dsl.schema.optimizers import SCHEDULERS, Ema, Optimizer, ParameterGroup, Parametrization, Scheduler
 from xtrain.dsl.schema.parallel import Activation, Compile, Parallel
 from xtrain.dsl.schema.policy import Environment, Reward, Rollout
 from xtrain.dsl.schema.precision import Precision
@@ -79,6 +79,7 @@ class Spec:
     batch: Batch
     optimizer: Optimizer
     groups: dict[str, ParameterGroup] = field(factory=dict)
+    parametrization: Parametrization | None = None
     scheduler: Scheduler = field(factory=lambda: SCHEDULERS.default())
     loss: Loss = field(factory=lambda: LOSSES.default())
     rollout: Rollout | None = None

@@ -51,6 +51,7 @@ def config_of(resolved: Resolved) -> dict[str, Any]:
         **({"rollout": _rollout(spec)} if spec.rollout is not None else {}),
         "optimizer": _json(spec.optimizer),
         **({"groups": {name: experiment_settings(each) for name, each in spec.groups.items()}} if spec.groups else {}),
+        **({"parametrization": experiment_settings(scaled)} if (scaled := spec.parametrization) is not None else {}),
         **({"tasks": {name: _task(each) for name, each in spec.tasks.items()}} if spec.tasks else {}),
         "scheduler": _json(in_effect(spec.scheduler)),
         **({"step": [spec.step.digest, spec.step.function, experiment_settings(spec.step)]} if spec.step else {}),

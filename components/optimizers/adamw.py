@@ -49,6 +49,7 @@ class AdamW(PlannedOptimizer):
 
     counts: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
+    scale_free: ClassVar[bool] = True
     compiled: ClassVar[Compiled] = "converted"
 
     def does(self, number_format: str) -> str:

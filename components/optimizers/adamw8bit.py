@@ -58,6 +58,7 @@ class AdamW8bit(PlannedOptimizer):
     clip_value: float | None = clip_value()
     stochastic_rounding: bool = random_rounding()
 
+    scale_free: ClassVar[bool] = True
     compiled: ClassVar[Compiled] = "always"
     counts: ClassVar[bool] = True
     temporaries: ClassVar[int] = 6

@@ -65,6 +65,7 @@ class AdEMAMix(PlannedOptimizer):
     states: States = state_format()
     stochastic_rounding: bool = random_rounding()
 
+    scale_free: ClassVar[bool] = True
     counts: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
     compiled: ClassVar[Compiled] = "always"

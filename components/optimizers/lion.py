@@ -44,6 +44,7 @@ class Lion(PlannedOptimizer):
     states: States = state_format()
     stochastic_rounding: bool = random_rounding()
 
+    scale_free: ClassVar[bool] = True
     compiled: ClassVar[Compiled] = "always"
     elementwise: ClassVar[bool] = True
 

@@ -40,6 +40,7 @@ KINDS: Final[dict[str, type]] = {
     "batch": data.Batch,
     "optimizer": optimizers.Optimizer,
     "group": optimizers.ParameterGroup,
+    "parametrization": optimizers.Parametrization,
     "scheduler": schedules.Scheduler,
     "loss": losses.Loss,
     "rollout": rollout.Rollout,
@@ -74,8 +75,8 @@ NAMED: Final[dict[str, str]] = {
 }
 # Blocks that have no defaults: without the block the spec has no such part.
 OPTIONAL: Final = (
-    "adapter", "rollout", "reward", "ema", "step", "evaluation_step", "train", "epoch", "policy", "sweep", "serve",
-    "launcher",
+    "adapter", "parametrization", "rollout", "reward", "ema", "step", "evaluation_step", "train", "epoch", "policy",
+    "sweep", "serve", "launcher",
 )  # fmt: skip
 REQUIRED: Final[dict[str, str]] = {
     "experiment": "experiment quickstart { budget = 600 steps }",

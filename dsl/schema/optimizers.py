@@ -173,6 +173,9 @@ class Optimizer(Component):
     """True if it counts the updates of each parameter, as `step` of its state."""
     elementwise: ClassVar[bool] = False
     """True if the update of an element depends on that element alone, and moments start at 0."""
+    scale_free: ClassVar[bool] = False
+    """True if the size of an update does not depend on the size of gradients beyond `eps`, which each group may set:
+    the rates of `parametrization` are derived for such updates."""
     before_forward: ClassVar[str] = ""
     """Change of the weights before a step computes with them, in words; empty: none."""
     compiled: ClassVar[Compiled] = "never"
@@ -256,6 +259,27 @@ class Optimizer(Component):
         """Return True if an update converts numbers to another format than the stored one, a part at a time. args:
         arguments of its node."""
         return "states" in args or args.get("stochastic_rounding", False)
+
+
+@frozen
+class Parametrization:
+    """`parametrization { … }`: initial values, rates and decays that follow from the size of the model, so that values
+    found with a small model suit a large one; without this block they are the same for all sizes."""
+
+    kind: Literal["mup", "complete_p"] = setting(
+        "mup: by width (arXiv 2203.03466); complete_p: by width and depth (arXiv 2505.01618)", default="mup"
+    )
+    base_width: int = setting(
+        "`dim` of the model for which `lr`, `weight_decay`, `eps` and `init_std` were chosen",
+        check=at_least(1),
+        example="256",
+    )
+    base_depth: int | None = setting(
+        "`layers` of that model, for `complete_p`",
+        default=None,
+        check=at_least(1),
+        example="4",
+    )
 
 
 @frozen

@@ -219,6 +219,10 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     check_adapter(spec, architecture, found)
     if not found.fails(RULE):  # an adapter that does not fit does not say which parameters there are
         check_groups(spec, architecture, found)
+    if spec.parametrization is not None:
+        from xtrain.plan.parametrization import check_parametrization
+
+        check_parametrization(spec, architecture, found)
     for task, files in adapter_files.items():
         if task and not found.fails(f"model.tasks.{task}") and not found.fails("model.tasks"):
             check_adapter_files(

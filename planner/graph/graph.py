@@ -74,7 +74,7 @@ def build_graph(resolved: Resolved, schedule: Schedule, estimates: Estimates) ->
     add_watch(graph, resolved)
     model = add_model(graph, resolved, add_mesh(graph, resolved))
     optimizer = stack_of(resolved.spec).wrap_optimizer(
-        graph, resolved, _groups(graph, resolved, _optimizer(graph, resolved, model))
+        graph, resolved, _parametrize(graph, resolved, _groups(graph, resolved, _optimizer(graph, resolved, model)))
     )
     averages = add_average(graph, resolved, model)
     loader = add_data(graph, resolved, estimates, model)
@@ -233,6 +233,23 @@ def _optimizer(graph: Builder, resolved: Resolved, model: str) -> str:
     if "compiled" in resolved.groups.main:
         does += "; on cuda the update of each tensor is compiled"
     return graph.add("setup", "setup.optimizer", does, args=dict(resolved.groups.main), after=((model, "model"),))
+
+
+@resumes("setup.parametrization", switch=True, roles=learns("parametrization.base_width", LEARNS))
+def _parametrize(graph: Builder, resolved: Resolved, last: str) -> str:
+    """Add the node of rates that follow from the size of the model."""
+    chosen = resolved.spec.parametrization
+    if chosen is None:
+        return last
+    from xtrain.plan.parametrization import ratios, scales_of
+
+    wider, deeper = ratios(chosen, resolved.architecture)
+    scales = scales_of(chosen, resolved.architecture)
+    does = f"{chosen.kind} of width {wider:.4g} times"
+    does += f" and depth {deeper:.4g} times the base" if chosen.base_depth is not None else " the base"
+    does += ": " + "; ".join(f"{role}: {each.text}" for role, each in scales.items() if each.args)
+    args = {"roles": {role: each.args for role, each in scales.items() if each.args}}
+    return graph.add("setup", "setup.parametrization", does, args=args, after=((last, "optimizer"),))
 
 
 @resumes(OP, switch=True, by=_group_rules)

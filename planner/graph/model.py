@@ -145,7 +145,9 @@ def _embedding_noise(graph: Builder, resolved: Resolved, last: str) -> str:
     return graph.add("setup", "setup.embedding_noise", does, args=args, after=((last, "model"),))
 
 
-@resumes("setup.weights", "seed", offload=OFFLOAD, init_std=_INIT_STD)
+@resumes(
+    "setup.weights", "seed", offload=OFFLOAD, init_std=_INIT_STD, scales=learns("parametrization.base_width", INITIAL)
+)
 @resumes(
     "setup.read_weights",
     switch=True,
@@ -165,6 +167,13 @@ def _weights(graph: Builder, resolved: Resolved, last: str) -> str:
         )
         if (code := resolved.architecture.own.get("code")) is not None:
             does = f"initialize weights as {code['class']} does, each layer from its name and the seed"
+        if resolved.spec.parametrization is not None:
+            from xtrain.plan.parametrization import scales_of
+
+            scales = scales_of(resolved.spec.parametrization, resolved.architecture)
+            args["scales"] = {role: each.std for role, each in scales.items() if each.std != 1}
+            factors = ", ".join(f"{role} × {factor:.3g}" for role, factor in args["scales"].items())
+            does += f"; by its role: {factors}" if factors else ""
         return graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
     last = graph.add("setup", "setup.weights", "allocate all parameters", args=args, after=((last, "model"),))
     size = bytes_text(files.bytes)

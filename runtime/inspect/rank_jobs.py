@@ -148,23 +148,29 @@ class RankForks:
         more: keys of the job that its entry reads, or another `entry`. Raises RanksFailed, with all ranks gone, if one
         of them fails or `timeout` seconds are over.
         """
-        world = plan.mesh.world_size
+        begin = time.monotonic()
+        directory = self.complete(plan, folder, name=name, timeout=timeout, more=more)
+        return Outcome.read(directory, plan.mesh.world_size, time.monotonic() - begin)
+
+    def complete(
+        self, plan: Plan, folder: Path, *, name: str, timeout: float = TIMEOUT, more: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Run `plan` as `run` does; return the directory of the job, without reading what its entry saved."""
         directory = folder / "jobs" / name
         directory.mkdir(parents=True, exist_ok=True)  # a job of the same name resumes its run
         (directory / "plan.json").write_text(json.dumps(to_json(plan), sort_keys=True))
         job = {
             "entry": ENTRY,
-            "world": world,
+            "world": plan.mesh.world_size,
             "folder": str(folder),
             "directory": str(directory),
             "timeout": timeout,
             **(more or {}),
         }
-        begin = time.monotonic()
         answer = self._ask(job)
         if any(answer["codes"]):
             raise RanksFailed(_report(directory, answer, timeout))
-        return Outcome.read(directory, world, time.monotonic() - begin)
+        return directory
 
     def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
         if self._killed:

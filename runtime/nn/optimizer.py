@@ -207,17 +207,24 @@ def groups_of(
     """
     decays = {p.name: p.decays for p in plan.parameters.tensors}
     group_of = ParameterGroups.of(plan).group
-    groups: dict[tuple[bool, str | None, DeviceMesh | None], list[nn.Parameter]] = {}
+    roles = _roles(plan) if plan.args("setup.parametrization") else {}
+    groups: dict[tuple[bool, str | None, DeviceMesh | None, str], list[nn.Parameter]] = {}
     for name, parameter in updated(plan, model):
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         if only(name):
-            groups.setdefault((decays[name], group_of(name), mesh), []).append(parameter)
+            groups.setdefault((decays[name], group_of(name), mesh, roles.get(name, "")), []).append(parameter)
     if not groups:  # of a stage without trained parameters: an optimizer needs a group
         return [{"params": [], "weight_decay": weight_decay}]
     return [
         {"params": parameters, "weight_decay": weight_decay if decay else 0.0}
-        for (decay, _, _), parameters in groups.items()
+        for (decay, *_), parameters in groups.items()
     ]
+
+
+def _roles(plan: Plan) -> Mapping[str, str]:
+    from xtrain.plan.parametrization import roles_of
+
+    return roles_of(plan.architecture)
 
 
 @runtime_checkable
@@ -281,6 +288,25 @@ def of_stack(wrapped: WrappedModel) -> Optimizer:
     """Return the optimizer that the stack has wrapped."""
     assert wrapped.optimizer is not None
     return wrapped.optimizer
+
+
+@op("setup.parametrization", gives="optimizer")
+def set_rates(plan: Plan, model: ModelParts, optimizer: Optimizer, roles: dict[str, dict[str, float]]) -> Optimizer:
+    """Multiply learning rate, weight decay and `eps` of the parameters of each role by its factors.
+
+    Raises PlanMismatch if the optimizer has put parameters of several roles in one group of torch.
+    """
+    names, role_of = {parameter: name for name, parameter in model.trained()}, _roles(plan)
+    for group in optimizer.param_groups:
+        meant = {role_of[names[parameter]] for parameter in group["params"]}
+        if len(meant) > 1:
+            raise PlanMismatch(f"the optimizer has joined parameters of several roles: {', '.join(sorted(meant))}")
+        by = {name: factor for role in meant for name, factor in roles.get(role, {}).items()}
+        group["lr_scale"] = group.get("lr_scale", 1.0) * by.get("lr", 1.0)
+        for name in ("weight_decay", "eps"):
+            if name in group:
+                group[name] *= by.get(name, 1.0)
+    return optimizer
 
 
 @op("setup.group", gives="optimizer")

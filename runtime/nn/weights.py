@@ -5,10 +5,11 @@ Initial values depend only on the seed and the parameter's name, not on the layo
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,6 +35,9 @@ from xtrain.runtime.nn.layers import Linear, generator_of
 from xtrain.runtime.nn.moe import Experts
 from xtrain.runtime.nn.number_formats import QuantisedMatrix
 from xtrain.runtime.nn.transformer import ModelParts, QuantisedParameter, Transformer
+
+Draw = Callable[[str, tuple[int, ...]], Tensor]
+"""Name and whole shape of a parameter → its initial values."""
 
 
 def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor]:
@@ -262,10 +266,11 @@ def initialise(
     offload: bool,
     seed: int | None = None,
     init_std: float | None = None,
+    scales: Mapping[str, float] = MappingProxyType({}),
     anew: bool = False,
 ) -> None:
     """Allocate and initialize every parameter: norm factors are 1, biases 0, matrices normal with `init_std`; buffers
-    are zero. Parameters of an adapter are only allocated (`setup.adapter`).
+    are zero. Parameters of an adapter are only allocated (`setup.adapter`). scales: see `drawing`.
 
     Without a seed parameters are only allocated: their values are read (`setup.read_weights`). offload: parameters are
     in host memory. anew: they are allocated already.
@@ -281,7 +286,7 @@ def initialise(
             part.allocate(device, rank.device)
     assert_local_shapes(plan, model, rank)
     if seed is not None and init_std is not None:
-        _draw(plan, model, rank, seed, init_std)
+        _draw(plan, model, rank, seed, drawing(plan.architecture, seed, init_std, rank.device, scales))
 
 
 @op("setup.head")
@@ -295,9 +300,8 @@ def draw_head(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: fl
         fill(parameter, draw(name, tuple(parameter.shape)))
 
 
-def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float) -> None:
+def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, draw: Draw) -> None:
     others = {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
-    draw = drawing(plan.architecture, seed, init_std, rank.device)
     if "code" in plan.architecture.own:
         draw = _drawing_code(model.whole, seed, rank.device)
     quantised = {stored.name: stored for stored in model.quantised()}
@@ -310,7 +314,7 @@ def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float)
             fill(parameter, draw(name, tuple(parameter.shape)))
 
 
-def _drawing_code(model: Transformer, seed: int, device: torch.device) -> Callable[[str, tuple[int, ...]], Tensor]:
+def _drawing_code(model: Transformer, seed: int, device: torch.device) -> Draw:
     """Set the saved buffers of a model of transformers, and return the function that draws its parameters."""
     from xtrain.runtime.nn.code_transformer import CodeTransformer
 
@@ -325,16 +329,28 @@ def _drawing_code(model: Transformer, seed: int, device: torch.device) -> Callab
 
 
 def drawing(
-    arch: Architecture, seed: int, init_std: float, device: torch.device
-) -> Callable[[str, tuple[int, ...]], Tensor]:
-    """Return the function that draws the initial values of a parameter, from its name and whole shape, in fp32."""
-    kinds = initials(arch)
+    arch: Architecture,
+    seed: int,
+    init_std: float,
+    device: torch.device,
+    scales: Mapping[str, float] = MappingProxyType({}),
+) -> Draw:
+    """Return the function that draws the initial values of a parameter, from its name and whole shape, in fp32.
+
+    scales: factors on the standard deviation, by the roles of `plan.parametrization`.
+    """
+    kinds, roles = initials(arch), dict[str, str]()
+    if scales:
+        from xtrain.plan.parametrization import roles_of
+
+        roles |= roles_of(arch)
     # For matrices added to the residual stream, 2 · layers times (GPT-2: scaled down by the root of that).
     residual_std = init_std / math.sqrt(2 * arch.blocks)
 
     def draw(name: str, shape: tuple[int, ...]) -> Tensor:
         kind = kinds.get(name, "normal")
-        return initial_values(name, shape, kind, residual_std if kind == "residual" else init_std, seed, device)
+        std = (residual_std if kind == "residual" else init_std) * scales.get(roles.get(name, ""), 1.0)
+        return initial_values(name, shape, kind, std, seed, device)
 
     return draw
 

@@ -198,7 +198,7 @@ class BaseWeights:
             read, one_by_one = _of_folder(opened.enter_context(reader), args["setup.freeze"]["format"]), True
         else:
             chosen = args["setup.weights"]
-            read = _read_drawn(plan, chosen["seed"], chosen["init_std"], device)
+            read = _read_drawn(plan, chosen["seed"], chosen["init_std"], chosen.get("scales", {}), device)
         specs = {tensor.name: tensor for tensor in plan.parameters.tensors if tensor.name in names}
         return cls(specs, args["setup.freeze"]["format"], base_of_plan(plan), read, one_by_one, opened)
 
@@ -292,8 +292,8 @@ def _of_folder(reader: WeightReader, format: str) -> Read:
     return read
 
 
-def _read_drawn(plan: Plan, seed: int, init_std: float, device: torch.device) -> Read:
-    draw = drawing(plan.architecture, seed, init_std, device)
+def _read_drawn(plan: Plan, seed: int, init_std: float, scales: Mapping[str, float], device: torch.device) -> Read:
+    draw = drawing(plan.architecture, seed, init_std, device, scales)
     return lambda spec, expert: draw(spec.name, spec.shape).cpu()
 
 

@@ -34,16 +34,21 @@ OPTIMIZERS = {
     "cautious muon": "muon { lr = 0.01, adamw_lr = 0.1, weight_decay = 1, cautious_decay = true",
     "cautious lion": "lion { lr = 1e-3, weight_decay = 5, cautious_decay = true",
     "groups": "adamw { lr = 1e-2, eps = 1e-3",
+    "parametrization": "adamw { lr = 1e-2, eps = 1e-3",
 }
 GROUPS = {
     "groups": """
 group "embed_tokens" { lr_scale = 0.5, weight_decay = 0.3 }
 group "layers.*.self_attn" { weight_decay = 0.2, optimizer muon { lr = 0.01, adamw_lr = 0.1 } }
 group "layers.1.mlp" { lr_scale = 0.5, optimizer sgd { lr = 0.1, weight_decay = 0.1 } }
-"""
+""",
+    "parametrization": """
+group "layers.*.mlp" { lr_scale = 0.5, optimizer lion { lr = 1e-3 } }
+parametrization { kind = complete_p, base_width = 8, base_depth = 1 }
+""",
 }
 # Settings of the model, where the small ones of the table would leave nothing to do.
-WIDER = {"adamw8bit": ("model.dim=64",)}
+WIDER = {"adamw8bit": ("model.dim=64",), "parametrization": ("model.tie_embeddings=false",)}
 LAYOUTS = (
     "fsdp 2 (dense)", "fsdp 4 (dense)", "tp 2 (dense)", "pp 2, gpipe (dense)", "fsdp 2 · tp 2 (dense)",
     "fsdp 2 · ep 2 (moe)", "fsdp 4 · ep 2 (moe)", "replicate 2 · fsdp 2 (dense)", "pp 2 · fsdp 2 · tp 2 · ep 2 (moe)",

@@ -389,6 +389,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "muon": (),
     "normuon": ("fsdp 2 · tp 2 (dense)",),
     "ademamix": (),
+    "parametrization": (),
     # Beside the layouts on which a run with their state begins, and goes on.
     "adamw in bf16": ("tp 2 (dense)",),
     "muon in bf16": (),
