@@ -1,35 +1,52 @@
 """Planted faults: which share of them the tests notice, and which ones they do not.
 
     python tests/mutants.py --seed 1 --count 60      # 60 faults at lines drawn by chance
+    python tests/mutants.py --seed 1 --list          # the same faults, shown only
+    python tests/mutants.py --seed 1 --only 4 31 --tests tests/planner  # two of them, with these tests
     python tests/mutants.py --at runtime/loop/step.py:70  # every fault of a line
-    python tests/mutants.py --record tests/planner   # first: which tests execute which lines
 
-Of each fault the tests run that execute its line, the most specific ones first, until one fails; a fault that all of
-them pass survives. The map from lines to tests is kept in build/; of test files that were not recorded since they were
-changed, those run that import the module. Needs a clean checkout of its own, which is changed while a fault is tried,
-and `coverage`. Exit status 1 if fewer than `--least` percent are noticed.
+Of each fault the test files run that share most with its line (support/related_tests.py), until one fails or
+`--seconds` are over; a fault that all of them pass survives. Needs a clean checkout of its own, which is changed while
+a fault is tried. Exit status 1 if fewer than `--least` percent are noticed.
 """
 
 import argparse
+import gc
+import importlib
+import inspect
 import json
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from inspect import CO_NEWLOCALS
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import NamedTuple
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-from covered_lines import ROOMS, CoveredLines
 from faults import Fault, faults
+from related_tests import WORD, RelatedTests
+from rooms import ROOMS
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 60  # seconds for one test
+BATCHES = (3, 5, 8)  # files that are collected at once
+# Packages that tests load, and that load nothing of the product.
+LOADED = (
+    "hypothesis", "numba", "textual.app", "textual.widgets", "torch", "torch.distributed.fsdp", "torch._dynamo",
+    "torch.distributed.checkpoint", "torch.distributed.launcher.api", "torch.distributed.pipelining", "lark", "cattrs",
+    "jinja2", "tokenizers", "safetensors.torch", "transformers.models.llama.modeling_llama", "xdist.plugin",
+)  # fmt: skip
+OF_A_FILE = 0.4  # of the time that is left, at most, for one file
 
 
 class Planted(NamedTuple):
@@ -38,7 +55,7 @@ class Planted(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    word: str  # caught, survived, no test, out of time
+    word: str  # caught, survived, out of time
     by: str = ""
 
 
@@ -63,84 +80,186 @@ def _lines(path: str) -> list[int]:
     return sorted({fault.line for fault in faults((ROOT / path).read_bytes())})
 
 
-class Tester:
-    """Runs tests in forks of this process, which has loaded what takes long and nothing of the product."""
+class Job(NamedTuple):
+    """Tests to run until `until`. path, text: product file of which functions have other code now."""
 
-    def __init__(self, covered: CoveredLines, seconds: float) -> None:
-        self.covered, self.seconds = covered, seconds
+    tests: list[str]
+    deselected: list[str]
+    weights: dict[str, float]
+    until: float
+    path: str | None = None
+    text: bytes = b""
+
+
+class TestServer:
+    """Process from which tests are forked, so that what takes long is loaded once."""
+
+    def __init__(self, modules: Iterable[str]) -> None:
+        self._pipe, other = Pipe()
+        if os.fork():
+            return
+        for module in modules:
+            with suppress(Exception, SystemExit):
+                importlib.import_module(module)
+        while True:
+            try:
+                other.send(_first_failure(other.recv()))
+            except EOFError:
+                os._exit(0)
+
+    def first_failure(self, job: Job) -> str | None:
+        """Return the first test that fails, "" if none does before `until`, None if one does not end."""
+        self._pipe.send(job)
+        return self._pipe.recv()
+
+
+class Tester:
+    """Tries faults. Faults of functions are tried where all modules are loaded, by other code of these functions; other
+    faults, and those that survive, where no module of the product is."""
+
+    def __init__(self, seconds: float, tests: list[str]) -> None:
+        self.seconds, self.tests = seconds, tests
+        self.related = RelatedTests()
         self.sound: set[str] = set()  # tests seen to pass without a fault
         self.broken: set[str] = set()  # tests that fail without one
+        self.cold, self.warm = TestServer(()), TestServer(map(_module, self.related.product))
 
     def verdict(self, planted: Planted) -> Verdict:
         """Try a fault, and put the file back."""
         path = ROOT / planted.path
         text = path.read_bytes()
-        ranked = self.covered.tests_of(planted.path, text, planted.fault.line)
-        budget, done = self.seconds / 3, 0
-        while True:
-            tests = [test for test in ranked if test not in self.broken]
-            chosen = self.covered.within(tests, budget)[done:]
-            if not chosen:
-                return Verdict("survived" if done else "no test")
-            path.write_bytes(planted.fault.planted(text))
-            try:
-                failed = self._run(chosen)
-            finally:
-                path.write_bytes(text)
-            if failed is None:
-                return Verdict("out of time", " ".join(chosen[:3]))
-            if failed:
-                again = [failed] if "::" in failed else chosen
-                if failed in self.sound or not self._run(again):
-                    self.sound.add(failed)
-                    return Verdict("caught", failed)
-                self.broken |= {failed} if "::" in failed else set(chosen)
-            elif budget == self.seconds:
-                return Verdict("survived")
-            else:
-                done, budget = done + len(chosen), self.seconds
-
-    def _run(self, tests: list[str]) -> str | None:
-        """Return the first test that fails, "" if none does, None if time is out."""
-        here, there = os.pipe()
-        child = os.fork()
-        if not child:
-            _in_child([*tests, *(f"--deselect={test}" for test in self.broken)], there)
-        os.close(there)
-        limit = time.monotonic() + 90 + 4 * self.seconds
-        while os.waitpid(child, os.WNOHANG) == (0, 0):
-            if time.monotonic() > limit:
-                os.killpg(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                os.close(here)
-                return None
-            time.sleep(0.05)
-        with os.fdopen(here) as answer:
-            said = answer.read()
-        # A process that a fault has ended says nothing.
-        return json.loads(said) if said else "(all)"
+        other = planted.fault.planted(text)
+        ranked = self.tests or self.related.of(planted.path, text, planted.fault.line)
+        weights = self.related.weights(planted.path, text, planted.fault.line)
+        verdict = Verdict("survived")
+        for server in [self.warm, self.cold] if _differs_in_functions(text, other) else [self.cold]:
+            until, left = time.monotonic() + self.seconds, ranked
+            for batch in BATCHES:
+                chosen, left = left[:batch], left[batch:]
+                while verdict.word == "survived" and chosen and time.monotonic() < until:
+                    job = Job(chosen, sorted(self.broken), weights, until)
+                    path.write_bytes(other)
+                    try:
+                        swapped = {"path": planted.path, "text": other} if server is self.warm else {}
+                        failed = server.first_failure(job._replace(**swapped))
+                    finally:
+                        path.write_bytes(text)
+                    if not failed:
+                        verdict = Verdict("out of time", " ".join(chosen)) if failed is None else verdict
+                        break
+                    again = [failed] if "::" in failed else chosen
+                    if failed in self.sound or not server.first_failure(job._replace(tests=again, until=math.inf)):
+                        self.sound.add(failed)
+                        verdict = Verdict("caught", failed)
+                    else:
+                        self.broken |= set(again)
+                        chosen = [test for test in chosen if test not in self.broken]
+        return verdict
 
 
-def _in_child(tests: list[str], there: int) -> None:
+def _module(path: str) -> str:
+    return "xtrain." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _differs_in_functions(text: bytes, other: bytes) -> bool:
+    """Return True if only the code of functions differs, not that of modules and classes."""
+
+    def outside(code: CodeType) -> list[Any]:
+        inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+        names = [each.co_name if isinstance(each, CodeType) else (type(each), each) for each in code.co_consts]
+        names += [each.co_freevars for each in inner]
+        classes = [each for each in inner if not each.co_flags & CO_NEWLOCALS]
+        return [code.co_code, code.co_names, names, *(found for each in classes for found in outside(each))]
+
+    return outside(compile(text, "", "exec")) == outside(compile(other, "", "exec"))
+
+
+def _by_name(code: CodeType) -> Iterator[tuple[str, CodeType]]:
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield each.co_qualname, each
+            yield from _by_name(each)
+
+
+def _swap(path: str, text: bytes) -> None:
+    """Give the functions of a loaded file other code."""
+    name = str(ROOT / path)
+    codes: dict[str, list[CodeType]] = defaultdict(list)
+    for qualified, code in _by_name(compile(text, name, "exec")):
+        codes[qualified].append(code)
+    found = [each for each in gc.get_objects() if isinstance(each, FunctionType) and each.__code__.co_filename == name]
+    lines: dict[str, list[int]] = defaultdict(list)
+    for function in found:
+        lines[function.__code__.co_qualname].append(function.__code__.co_firstlineno)
+    for function in found:
+        old, same = function.__code__, codes[function.__code__.co_qualname]
+        place = sorted(set(lines[old.co_qualname])).index(old.co_firstlineno)
+        if len(same) == len(set(lines[old.co_qualname])) and same[place].co_freevars == old.co_freevars:
+            function.__code__ = same[place]
+
+
+def _first_failure(job: Job) -> str | None:
+    here, there = os.pipe()
+    child = os.fork()
+    if not child:
+        _in_child(job, there)
+    os.close(there)
+    limit = min(job.until, time.monotonic() + PATIENCE) + 2 * PATIENCE
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > limit:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(here)
+            return None
+        time.sleep(0.05)
+    with os.fdopen(here) as answer:
+        said = answer.read()
+    # A process that a fault has ended says nothing.
+    return json.loads(said) if said else "(all)"
+
+
+class Likeliest:
+    """Plugin of pytest: of each file the tests first that share most with the fault, for a part of the time."""
+
+    def __init__(self, weights: dict[str, float], until: float) -> None:
+        self.weights, self.until = weights, until
+        self.found = ""
+        self.took: Counter[Path] = Counter()  # by file
+        self.each = (until - time.monotonic()) * OF_A_FILE
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        place = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
+        items.sort(key=lambda item: (place[item.path], -self._points(item)))
+
+    def _points(self, item: Any) -> float:
+        text = item.nodeid + (inspect.getsource(item.function) if hasattr(item, "function") else "")
+        return sum(self.weights.get(word, 0.0) for word in set(WORD.findall(text)))
+
+    def pytest_runtest_protocol(self, item: Any) -> bool | None:
+        self.began = time.monotonic()
+        return True if self.began > self.until or self.took[item.path] > self.each else None
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.took[ROOT / report.nodeid.partition("::")[0]] += time.monotonic() - self.began
+        self.began = time.monotonic()
+        if report.failed:
+            self.found = self.found or report.nodeid.partition("[")[0]
+
+
+def _in_child(job: Job, there: int) -> None:
     import pytest
-
-    class FirstFailure:
-        found = ""
-
-        @pytest.hookimpl
-        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-            if report.failed:
-                self.found = self.found or report.nodeid.partition("[")[0]
 
     os.setsid()
     os.chdir(ROOT)
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(quiet, stream)
-    first = FirstFailure()
-    options = ["-x", "-q", "-n0", f"--timeout={PATIENCE}"]
-    code = pytest.main([*options, *tests], plugins=[first])
-    os.write(there, json.dumps(first.found or ("" if code == 0 else "(all)")).encode())
+    if job.path is not None:
+        _swap(job.path, job.text)
+    likeliest = Likeliest(job.weights, job.until)
+    options = ["-x", "-q", "-n0", f"--timeout={PATIENCE}", *(f"--deselect={test}" for test in job.deselected)]
+    code = pytest.main([*options, *job.tests], plugins=[likeliest])
+    os.write(there, json.dumps(likeliest.found or ("" if code == 0 else "(all)")).encode())
     os.close(there)
     os._exit(0)
 
@@ -150,35 +269,41 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--at", metavar="FILE:LINE", help="every fault of this line instead of drawn ones")
-    parser.add_argument("--record", metavar="PLACE", nargs="*", help="record test files of these folders, or all")
-    parser.add_argument("--seconds", type=float, default=60.0, help="tests of so many seconds for each fault")
+    parser.add_argument("--list", action="store_true", help="show the faults and run nothing")
+    parser.add_argument("--only", metavar="N", type=int, nargs="+", help="these of the drawn faults, by their number")
+    parser.add_argument("--tests", metavar="TEST", nargs="+", default=[], help="tests to run instead of related ones")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time for the tests of a fault")
     parser.add_argument("--least", type=float, default=90.0, help="percent that are to be noticed")
     arguments = parser.parse_args()
     if subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *ROOMS], cwd=ROOT).returncode:
         parser.error("the product has changes that are not committed, and faults are planted in it")
-    covered = CoveredLines.of(ROOT)
-    if arguments.record is not None:
-        covered.record(tuple(arguments.record) or ("tests/",))
-        return 0
     if arguments.at:
         path, _, line = arguments.at.rpartition(":")
         tried = [Planted(path, fault) for fault in faults((ROOT / path).read_bytes()) if fault.line == int(line)]
     else:
         tried = list(drawn(arguments.seed, arguments.count))
-    for module in ("hypothesis", "numba", "textual.app", "torch", "torch.distributed", "xdist.plugin"):
-        __import__(module)
-    tester = Tester(covered, arguments.seconds)
+    numbered = [(number, each) for number, each in enumerate(tried, 1) if number in (arguments.only or [number])]
+    if arguments.list:
+        for number, planted in numbered:
+            print(_shown(number, planted, "drawn"))
+        return 0
+    for module in LOADED:
+        with suppress(ImportError):
+            importlib.import_module(module)
+    tester = Tester(arguments.seconds, arguments.tests)
     found: Counter[str] = Counter()
-    for number, planted in enumerate(tried, 1):
+    for number, planted in numbered:
         verdict = tester.verdict(planted)
         found[verdict.word] += 1
-        shown = planted.fault.shown((ROOT / planted.path).read_bytes())
-        print(f"{number}/{len(tried)} {verdict.word}: {planted.path}:{planted.fault.line} {planted.fault.kind}")
-        print(f"  {shown}\n  {verdict.by}", flush=True)
-    missed = found["survived"] + found["no test"]
-    rate = 100 * found["caught"] / max(1, found["caught"] + missed)
+        print(f"{_shown(number, planted, verdict.word)}\n  {verdict.by}", flush=True)
+    rate = 100 * found["caught"] / max(1, found["caught"] + found["survived"])
     print(f"{rate:.0f} % noticed: {', '.join(f'{number} {word}' for word, number in sorted(found.items()))}")
     return int(rate < arguments.least)
+
+
+def _shown(number: int, planted: Planted, word: str) -> str:
+    place = f"{planted.path}:{planted.fault.line} {planted.fault.kind}"
+    return f"{number} {word}: {place}\n  {planted.fault.shown((ROOT / planted.path).read_bytes())}"
 
 
 if __name__ == "__main__":

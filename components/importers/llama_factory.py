@@ -190,6 +190,9 @@ def _info(draft: Draft) -> tuple[Path, dict[str, Any]] | None:
 def _write_dataset(draft: Draft, address: str, folder: Path, entry: dict[str, Any], stage: str) -> None:
     file, repository = entry.get("file_name"), entry.get("hf_hub_url")
     most = draft.number("max_samples", 0)
+    unread = _unread(entry)
+    if unread is not None:  # before the key counts as translated with the source
+        draft.missing("dataset", unread)
     if isinstance(file, str):
         path = folder / file
         source = source_of(path.name)
@@ -209,30 +212,41 @@ def _write_dataset(draft: Draft, address: str, folder: Path, entry: dict[str, An
     else:
         draft.missing("dataset", f"{INFO} names neither a file nor a repository of the Hugging Face hub")
         return
-    _write_columns(draft, address, entry, stage)
+    if unread is None:
+        _write_columns(draft, address, entry, stage)
     longer = "skip" if stage in ("dpo", "kto", "rm") else "split" if stage == "pt" else "truncate"
     draft.set(f"{address}.oversized", None, "cutoff_len", "turns lose their ends in proportion there", text=longer)
 
 
-def _write_columns(draft: Draft, address: str, entry: dict[str, Any], stage: str) -> None:
-    form, columns = str(entry.get("formatting", "alpaca")), entry.get("columns", {})
-    columns = columns if isinstance(columns, dict) else {}
+def _unread(entry: dict[str, Any]) -> str | None:
+    """Return what xtrain does not read of an entry of `dataset_info.json`; None if it reads all."""
+    form, columns, tags = str(entry.get("formatting", "alpaca")), _part(entry, "columns"), _part(entry, "tags")
     known = _COLUMNS.get(form)
     extra = {"ranking", "formatting", "columns", "tags", "file_name", "hf_hub_url", "subset", "split", "ms_hub_url",
              "om_hub_url"}  # fmt: skip
     odd = (set(columns) - set(known or ())) | (set(entry) - extra)
     if known is None or odd:
-        draft.missing("dataset", f"its {INFO} has {', '.join(sorted(odd)) or form}, which xtrain does not read")
-        return
+        return f"its {INFO} has {', '.join(sorted(odd)) or form}, which xtrain does not read"
+    if form != "sharegpt":
+        return None
+    if (tags.get("role_tag", "from"), tags.get("content_tag", "value")) not in (("from", "value"), ("role", "content")):
+        return "messages have `role` and `content`, or `from` and `value`"
+    if "kto_tag" in columns:
+        return "labels belong to pairs of a prompt and a response, not to conversations"
+    return None
+
+
+def _part(entry: dict[str, Any], name: str) -> dict[str, Any]:
+    found = entry.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _write_columns(draft: Draft, address: str, entry: dict[str, Any], stage: str) -> None:
+    columns = _part(entry, "columns")
     if stage == "pt":
         draft.set(f"{address}.text", columns.get("prompt", "text"), "stage")
         return
-    if form == "sharegpt":
-        tags = entry.get("tags", {})
-        tags = tags if isinstance(tags, dict) else {}
-        pair = (tags.get("role_tag", "from"), tags.get("content_tag", "value"))
-        if pair not in (("from", "value"), ("role", "content")):
-            draft.missing("dataset", "messages have `role` and `content`, or `from` and `value`")
+    if entry.get("formatting") == "sharegpt":
         messages = columns.get("messages", "conversations")
         draft.set(f"{address}.{'prompt' if entry.get('ranking') else 'messages'}", messages)
     else:
@@ -245,9 +259,6 @@ def _write_columns(draft: Draft, address: str, entry: dict[str, Any], stage: str
     if entry.get("ranking"):
         for side in ("chosen", "rejected"):
             draft.set(f"{address}.{side}", columns.get(side, side))
-    if "kto_tag" in columns and form == "sharegpt":
-        draft.missing("dataset", "labels belong to pairs of a prompt and a response, not to conversations")
-        return
     for name, column in (("system", "system"), ("tools", "tools"), ("label", "kto_tag")):
         if column in columns:
             draft.set(f"{address}.{name}", columns[column])

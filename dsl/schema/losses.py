@@ -89,8 +89,8 @@ class Teacher:
     folder: str
     top: int
     temperature: float
-    live: bool = False
-    labels: bool = False
+    live: bool
+    labels: bool
 
 
 @LOSSES.base

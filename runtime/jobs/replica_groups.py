@@ -32,7 +32,7 @@ from xtrain.runtime.base.process import (
     START,
     gone,
 )
-from xtrain.runtime.jobs.launch import AT_ONCE, LONGEST, SHORTEST, Ended, StopNotes
+from xtrain.runtime.jobs.launch import AT_ONCE, SHORTEST, Ended, StopNotes
 from xtrain.runtime.jobs.machines import OneNode, RankProcess, RankStart
 from xtrain.runtime.jobs.meeting_place import MeetingPlace
 from xtrain.runtime.observe.judge import SeenRank
@@ -283,7 +283,7 @@ class _Launcher:
             )
             self._tell(group, "given_up", why)
             return
-        group.due = time.monotonic() + min(SHORTEST * 2 ** (group.short - 1), LONGEST)
+        group.due = time.monotonic() + SHORTEST * 2 ** (group.short - 1)
 
     def _start(self, group: _Group) -> None:
         from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]

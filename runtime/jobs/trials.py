@@ -101,7 +101,7 @@ class LocalTrials:
 
     parallel: int
     ranks: int
-    gpus: bool = False
+    gpus: bool
     _cores: list[int] = field(factory=lambda: sorted(os.sched_getaffinity(0)))
 
     def start(self, trials: Sequence[TrialStart]) -> list[StartedTrial]:

@@ -335,7 +335,7 @@ class RowsForward:
         pipeline: PipelineSchedule | None,
         report: Callable[[int], None],
         *,
-        mismatched: bool = False,
+        mismatched: bool,
     ) -> Blocks:
         """Yield `blocks` of several parts in sequence."""
         before = 0
@@ -353,7 +353,7 @@ class RowsForward:
         pipeline: PipelineSchedule | None,
         report: Callable[[int], None],
         *,
-        mismatched: bool = False,
+        mismatched: bool,
     ) -> Blocks:
         """Yield, for each batch of rows, its label tokens [G, S] and their log-probabilities. Collective.
 

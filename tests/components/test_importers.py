@@ -334,6 +334,30 @@ def test_what_programs_on_transformers_have_alone(tmp_path, kind, text, key):
     assert fates(draft)[key] is Fate.MISSING
 
 
+@pytest.mark.parametrize(("entry", "lines"), [
+    ({"file_name": "own.json", "formatting": "sharegpt"}, ['messages = "conversations"']),
+    ({"file_name": "own.json", "formatting": "sharegpt", "columns": {"messages": "m"},
+      "tags": {"role_tag": "role", "content_tag": "content"}}, ['messages = "m"']),
+    ({"file_name": "own.json", "formatting": "sharegpt", "tags": {"role_tag": "role"}}, None),
+    ({"file_name": "own.json", "formatting": "sharegpt", "columns": {"kto_tag": "k"}}, None),
+    ({"file_name": "own.json", "columns": {"kto_tag": "k", "query": "q"}}, ['label = "k"', 'input = "q"']),
+    ({"file_name": "own.json", "formatting": "other"}, None),
+    ({"file_name": "own.json", "odd": 1}, None),
+    ({"file_name": "own.bin"}, None),
+    ({"hf_hub_url": "org/name", "subset": "s", "split": "test"},
+     ['source = huggingface("org/name", config = "s", split = "test")']),
+    ({}, None),
+])  # fmt: skip
+def test_datasets_of_llama_factory(tmp_path, entry, lines):
+    """The fields and files that xtrain reads, and those that it reports as missing (None)."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "own.json").write_text("[]")
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"own": entry}))
+    draft, spec = imported(tmp_path, FACTORY, kind="llama_factory")
+    assert (fates(draft)["dataset"] is Fate.MISSING) is (lines is None)
+    assert {*(lines or ())} <= {*lines_of(spec)}
+
+
 def test_numbers_that_a_trainer_gives_to_deepspeed(tmp_path):
     engine = {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_clipping": "auto",
               "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 2},
@@ -445,7 +469,8 @@ NESTED = [
     ("arctic_training", {"checkpoint": [{"type": "huggingface", "output_dir": "m", "save_end_of_training": True}]},
      ['on finish export { to = "m" }']),
     ("xorl", {}, ['tokens = "input_ids"', 'mask = "labels"', "sequence = 32000", "lr = 5e-05", "scheduler constant",
-                  "compute = bf16", "activation full", "budget = 1 epoch"]),
+                  "compute = bf16", "activation full", "budget = 1 epoch", "!weights = none"]),
+    ("xorl", {"model": {"config_path": "models/own"}}, ["weights = none"]),
     ("xorl",
      {"train": {"max_steps": 9, "lr": 1e-3, "lr_decay_style": "cosine", "lr_min": 1e-4, "lr_warmup_ratio": 0.1}},
      ["budget = 9 steps", "floor = 10%", "warmup = 10%"]),

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 from forking import ForkedCommand
 from projects import Project, events
 from torch import Tensor
 
+from xtrain.cli import bisect
 from xtrain.components.actions import digests_torch
 from xtrain.components.actions.digests_torch import PRIME, hashes
-from xtrain.runtime.jobs.bisect import Trace
+from xtrain.runtime.jobs.bisect import Parting, Trace
 
 HOOK = '''
 from xtrain import RunContext, hook
@@ -84,6 +86,29 @@ def test_replays_show_the_gradient_that_was_changed(project: Project, parallel: 
     ):
         code, out, err = called(project, *arguments)
         assert (code, words in err) == (status, True), (arguments, code, err)
+
+
+PARTED = Parting(step=1200, quantity="lr", values=(1e-4, None), tensors=(), before=None, traced=False)
+
+
+@pytest.mark.parametrize(("found", "lines"), [
+    (None, ["2 common steps: equal bit for bit"]),
+    (PARTED, [
+        "no common step is equal", "step 1,200: learning rate, node n", "0.0001 and not finite",
+        "rows of the step: equal", "digests do not show the steps between: the runs may part there already",
+    ]),
+    (evolve(PARTED, values=None, tensors=tuple("abcdefghijkl"), before=1100, traced=True), [
+        "equal up to step 1,100", "step 1,200: learning rate, node n", *"abcdefgh",
+        "… 4 more tensors; --json has them all", "rows of the step: equal",
+    ]),
+])  # fmt: skip
+def test_a_difference_in_words(monkeypatch, capsys, found: Parting | None, lines: list[str]):
+    monkeypatch.setattr(bisect, "_node", lambda directory, found: "n")
+    bisect._show([Path("runs/one"), Path("runs/two")], [3, 4], found, "equal", ["a note"])
+    assert capsys.readouterr().out.split("\n") == [
+        "one and two", *(f"{'    ' if len(line) == 1 or line[0] in '0…' else '  '}{line}" for line in lines),
+        "  note: a note", "",
+    ]  # fmt: skip
 
 
 LAYOUTS = [

@@ -6,12 +6,16 @@ import random
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from checkpoints import folder, same
 from forking import ForkedCommand
 from projects import Project, curve, events
 
+from xtrain.cli import replay
 from xtrain.cli.main import main
 from xtrain.cli.run_data import RunData
 from xtrain.plan.serialise import dumps
@@ -229,6 +233,23 @@ def test_what_cannot_be_forgotten_exactly_is_refused(project: Project, monkeypat
     monkeypatch.setattr(ReplayWindow, "unchanged", lambda self: False)
     assert main(["forget", "one", f"lines:{late}"]) == 3
     assert "makes another plan of the recorded spec" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("last", "shown"), [
+    (2, []),
+    (3, ["lines:3: "]),
+    (7, ["lines:3, lines:4, lines:5, lines:6, lines:7: "]),
+    (9, ["lines:3, lines:4, lines:5, lines:6, lines:7 and 2 more: "]),
+])  # fmt: skip
+def test_documents_trained_on_before_the_window_are_named(last: int, shown: list[str]):
+    """Documents 3 to `last` of `lines`, twice, and none of `sums`, which that run did not have."""
+    seen = SimpleNamespace(documents=np.arange(3, last + 1))
+    stretch = SimpleNamespace(prepared={"lines": None}, sightings=lambda name, documents: [seen, seen])
+    runs: Any = [SimpleNamespace(stretches=[stretch]), SimpleNamespace(stretches=[])]
+    removed = {"lines": np.arange(10), "sums": np.arange(2)}
+    found = replay._seen_before(runs, removed, cast("Any", SimpleNamespace(begin=1200)))
+    assert [text.partition("trained")[0] for text in found] == shown
+    assert all("before the checkpoint of step 1,200, which the replay begins with" in text for text in found)
 
 
 # Documents that cause a spike ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from xtrain.dsl.diagnostics.codes import CODES, near
 
 ROOT = Path(__file__).parents[2]
 EMITTED = {code for room in ROOMS for path in (ROOT / room).rglob("*.py") for code in re.findall(
-    r'"([XW][1-7][0-9]{2})"',
+    r"""["']([XW][0-9]\w\w)["']""",
     path.read_text(encoding="utf-8"),
 )}  # fmt: skip
 OF_TEXT = [code for code in CODES.values() if re.match(r"X[123]|W2|X709", code.code)]

@@ -1,5 +1,6 @@
 """Settings of other trainers: the same, converted with a formula, or ambiguous; a fix writes only what is certain."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from xtrain.dsl.diagnostics.synonyms import synonyms
 from xtrain.dsl.load import load_spec
 
 PAGE = Path(__file__).parents[2] / "docs" / "importing.md"
+REFERENCE = PAGE.with_name("reference.md")
 BASE = """experiment first {{ {experiment} }}
 model qwen3 {{ dim = 32, layers = 1, heads = 2, ffn = 64, {model} }}
 tokenizer bytes
@@ -230,6 +232,11 @@ def test_an_ambiguous_name_is_never_renamed(block):
     found = [each for each in found_in(spec(block, "\n".join(f"{word} = 1" for word in words))) if each.code == "X203"]
     assert len(found) >= len(words) - 2  # a block has some of these settings
     assert all(not each.fix or not each.fix.span.text.startswith(tuple(words)) for each in found)
+
+
+def test_every_synonym_is_of_a_name_of_the_reference():
+    known = set(re.findall(r"`([a-z]\w*)", REFERENCE.read_text(encoding="utf-8")))
+    assert {name for synonym in synonyms().values() for name in synonym.names if name} <= known
 
 
 def test_a_converted_value_follows_the_learning_rate_of_the_spec():

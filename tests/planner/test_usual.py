@@ -24,6 +24,8 @@ MODEL = "model qwen3 {{ dim = 32, layers = 2, heads = 2, ffn = 64, rope_theta = 
     ({"every": "every 400 h checkpoint"}, "every.0.every", ("CheckFreq",)),
     ({"every": "every 2 steps checkpoint", "experiment": "experiment tiny { budget = 5000 steps }"}, "every.0.every",
      ("steps between checkpoints is 2", "usual are 100 to 10000", "2304.01373")),
+    ({"every": "every 2 steps checkpoint", "experiment": "experiment tiny { budget = 1001 steps }"}, "every.0.every",
+     ("steps between checkpoints is 2",)),
 ])  # fmt: skip
 def test_a_value_that_nobody_uses(compiled, blocks, path, words):
     result = compiled(**blocks)
@@ -40,6 +42,7 @@ def test_a_value_that_nobody_uses(compiled, blocks, path, words):
     {"model": MODEL.format("1e7")},
     {"more": "launch { time_limit = 12 h }"},
     {"every": "every 2 steps checkpoint"},  # a trial of a hundred steps
+    {"every": "every 2 steps checkpoint", "experiment": "experiment tiny { budget = 1000 steps }"},
     {"every": "every 20 min checkpoint"},
 ])  # fmt: skip
 def test_nothing_is_said_of_values_in_use(compiled, blocks):

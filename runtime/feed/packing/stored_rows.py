@@ -275,7 +275,7 @@ class RowReader:
             packed_as=rows.fingerprint(),
         )
 
-    def labels_at(self, index: int, *, exchanged: bool = False) -> np.ndarray:
+    def labels_at(self, index: int, *, exchanged: bool) -> np.ndarray:
         """Return the store's token of each label of a row, int64 [capacity]; -1 without label.
 
         exchanged: in the row that `mismatched` returns.

@@ -51,6 +51,17 @@ def test_a_spike_is_far_above_the_last_steps(tmp_path: Path, losses: list[float 
     assert spike.value == (inf if losses[-1] is None else losses[-1])
 
 
+@pytest.mark.parametrize(("value", "high", "limit"), [
+    (9.2, False, 9.29), (9.4, True, 9.29), (100.0, True, 27.25), (None, True, 9.29),
+])  # fmt: skip
+def test_what_counts_as_a_spike_by_hand(tmp_path: Path, value: float | None, high: bool, limit: float):
+    """Losses of 5 and 3 in turn differ by 2: 2 · 1.4826 / √2 = 2.097, and three times that over the median of 3."""
+    spike = Spike.of(written(tmp_path, [*[5.0, 3.0] * 4, value]), 9, "loss")
+    assert spike is not None
+    assert (spike.usual, spike.steps, spike.is_high) == (3.0, 5, high)
+    assert spike.limit == pytest.approx(limit, abs=0.001)
+
+
 def test_what_is_usual_is_unknown_without_steps_before(tmp_path: Path):
     assert Spike.of(written(tmp_path, [5.0, 4.0, 9.0]), 3, "loss") is None
     assert Spike.of(written(tmp_path, [5.0, 4.0, 3.0]), 9, "loss") is None

@@ -206,7 +206,7 @@ def test_a_trial_has_one_launcher_at_a_time(tmp_path, queue):
     sweep._start()
     directories = [sweep.folder / each.name for each in sweep.state.trials.values()]
     with pytest.raises(EnvironmentFault) as refused:
-        LocalTrials(1, 1).still_going(directories)
+        LocalTrials(1, 1, gpus=False).still_going(directories)
     assert refused.value.code == "X707" and "slurm 0 is RUNNING" in str(refused.value)
     other = JobTrials(sweep.folder.absolute(), Slurm(), Path.cwd(), "python")
     going = list(other.still_going(directories))

@@ -303,15 +303,41 @@ def test_one_that_comes_late_is_let_go(first, tmp_path):
         assert code_of(process) == 3
 
 
+def launcher_of_groups(folder: Path, machines: Any) -> _Launcher:
+    watch = SimpleNamespace(args={"stuck_seconds": None})
+    plan = SimpleNamespace(node=lambda name: watch, mesh=SimpleNamespace(world_size=1))
+    meeting = SimpleNamespace(keep_open=lambda: None)
+    return _Launcher(*cast("Any", (plan, 1, folder, "", meeting, machines, 60.0, None)))
+
+
+@pytest.mark.parametrize(("starts", "pauses"), [
+    ([(1, False), (1, False), (1, False)], [1.0, 2.0, None]),
+    ([(1, False), (1, True), (-9, False), (1, False)], [1.0, 1.0, 2.0, None]),
+    ([(1, True), (1, True), (1, True)], [1.0, 1.0, 1.0]),
+    ([(3, False)], [None]),
+    ([(3, True)], [None]),
+])  # fmt: skip
+def test_a_group_whose_starts_come_to_no_step_is_given_up(tmp_path, monkeypatch, starts, pauses):
+    """Exit codes, and whether the start took part in a step; then the seconds before the next start, if any."""
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    launcher = launcher_of_groups(tmp_path, SimpleNamespace(gone_with=lambda process: None))
+    (group,) = launcher._groups
+    found = []
+    for code, joined in starts:
+        group.store = SimpleNamespace(check=lambda keys, joined=joined: joined, set=lambda key, value: None)
+        rank = SimpleNamespace(poll=lambda code=code: code, wait=lambda: None)
+        group.processes = [cast("RankProcess", rank)]
+        launcher._ended(group, done=False)
+        assert group.due is not None or group.over
+        found.append(None if group.over else cast("float", group.due) - 100)
+    assert found == pauses
+
+
 @pytest.mark.parametrize("own_first", [True, False])
 def test_a_signal_to_all_machines_counts_once(tmp_path, own_first):
     """Whichever of them hears of it first; a second one is another Ctrl-C."""
-    watch = SimpleNamespace(args={"stuck_seconds": None})
-    plan = SimpleNamespace(node=lambda name: watch, mesh=SimpleNamespace(world_size=1))
     said, sent = [], []
-    machines = SimpleNamespace(look=lambda begun: [*said])
-    meeting = SimpleNamespace(keep_open=lambda: None)
-    launcher = _Launcher(*cast("Any", (plan, 1, tmp_path, "", meeting, machines, 60.0, None)))
+    launcher = launcher_of_groups(tmp_path, SimpleNamespace(look=lambda begun: [*said]))
     rank = SimpleNamespace(poll=lambda: None, send_signal=sent.append)
     launcher._groups[0].processes = [cast("RankProcess", rank)]
     for _ in range(2):

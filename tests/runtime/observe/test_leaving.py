@@ -118,7 +118,8 @@ def test_what_is_said_of_a_rank_that_does_not_leave(ended, answered, what):
     reports: list[str] = []
     over = threading.Event()
     requests = StopRequests(deadline_seconds=0.05, report=lambda message: (reports.append(message), over.set()))
-    requests.answered = answered
+    if answered:
+        requests.answered = True
     requests.hurry("sigterm")
     assert over.wait(30)
     assert "did not exit within 0.05 s" in reports[0] and what in reports[0]

@@ -12,7 +12,7 @@ from xtrain.planner.load import plan_from_spec
 from xtrain.records.lines import objects_since
 from xtrain.records.metrics import RankMetrics, StepMetrics
 from xtrain.runtime.base.errors import EnvironmentFault
-from xtrain.runtime.base.json_lines import JsonLinesFile, trim_after
+from xtrain.runtime.base.json_lines import JsonLinesFile, last_step, trim_after
 from xtrain.runtime.loop.executor import Executor
 from xtrain.runtime.observe.records import Records
 
@@ -32,6 +32,17 @@ def test_only_the_first_rank_writes_metrics_and_shared_events(tmp_path):
     assert len(lines(tmp_path / "metrics.jsonl")) == 1
     assert [e["event"] for e in lines(tmp_path / "events.jsonl")] == ["checkpoint", "failure", "failure"]
     assert (tmp_path / "ranks" / "00001.jsonl").exists()
+
+
+@pytest.mark.parametrize(("text", "step"), [
+    (None, 0), ("", 0), ('{"step": 2}\n{"step": 3}\n', 3), ('{"step": 2}\n{"step', 0), ('{"loss": 2.0}\n', 0),
+    ('{"step": "2"}\n', 0), ("[2]\n", 0), (f'{{"step": 2, "more": "{"x" * 100_000}"}}\n\n', 2),
+])  # fmt: skip
+def test_the_last_step_of_a_file(tmp_path, text, step):
+    path = tmp_path / "metrics.jsonl"
+    if text is not None:
+        path.write_text(text)
+    assert last_step(path) == step
 
 
 @pytest.mark.parametrize("first", ["log", "eval"])

@@ -29,6 +29,8 @@ from xtrain.runtime.store.adapter_export import check_sound, export_of
 from xtrain.runtime.store.export import Exported
 from xtrain.runtime.store.reading import WholeTensors
 
+OPENED = Path("/proc/self/fd")
+
 
 def export(
     directory: Path,
@@ -256,7 +258,7 @@ def test_whichever_change_of_a_file_fails_there_is_all_or_nothing(tmp_path: Path
         patch.setattr(durable, "os", counting)
         found.write(tmp_path / "whole", lambda *progress: None)
     names = sorted(path.name for path in (tmp_path / "whole").iterdir())
-    outcomes = set()
+    outcomes, opened = set(), len([*OPENED.iterdir()])
     for number in range(counting.count):
         to = tmp_path / "out"
         with monkeypatch.context() as patch:
@@ -267,6 +269,7 @@ def test_whichever_change_of_a_file_fails_there_is_all_or_nothing(tmp_path: Path
                 assert os.strerror(FULL) in str(failure)
                 assert not (tmp_path / "out.partial").exists()
         outcomes.add(to.exists())
+        assert len([*OPENED.iterdir()]) == opened
         if to.exists():  # only what comes behind the name has failed
             assert sorted(path.name for path in to.iterdir()) == names
             durable.clear(to)

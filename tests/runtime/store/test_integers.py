@@ -14,6 +14,7 @@ from xtrain.cli.main import main
 from xtrain.runtime.base.errors import ExportFailed
 from xtrain.runtime.nn.rounding import packed, weight_grid
 from xtrain.runtime.store.adapter_export import export_of
+from xtrain.runtime.store.export import Rounded, _integers
 
 PHI3 = "phi3 { dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48 }"
 ROWS = {
@@ -56,7 +57,6 @@ def test_integers_times_scales_are_the_rounded_matrices(tmp_path: Path, model: s
     assert config == json.loads((tmp_path / "plain" / "config.json").read_text())
     weights = form["config_groups"]["group_0"]["weights"]
     bits, group = weights["num_bits"], weights["group_size"]
-    assert weights["strategy"] == ("channel" if group is None else "group")
     assert (form["config_groups"]["group_0"]["input_activations"] is None) == ("activations" not in qat)
     assert "lm_head" in form["ignore"]
     rounded = 0
@@ -78,6 +78,31 @@ def test_integers_times_scales_are_the_rounded_matrices(tmp_path: Path, model: s
         groups = weight.unflatten(-1, (-1, group or weight.shape[1]))
         assert torch.equal((integers.view_as(groups) * grid.scale).to(weight.dtype), grid.values(groups.clone())), name
     assert rounded and not found
+
+
+@pytest.mark.parametrize(("bits", "group", "inputs", "form", "strategy"), [
+    (4, 16, False, "pack-quantized", "group"), (8, None, False, "pack-quantized", "channel"),
+    (8, None, True, "int-quantized", "channel"), (4, 16, True, "pack-quantized", "group"),
+])  # fmt: skip
+def test_the_config_is_that_of_compressed_tensors(bits: int, group: int | None, inputs: bool, form: str, strategy: str):
+    tokens = {"num_bits": 8, "type": "int", "symmetric": False, "dynamic": True, "strategy": "token"}
+    assert _integers(Rounded(names=frozenset(), bits=bits, group=group, inputs=inputs), ()) == {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {
+                    "num_bits": bits, "type": "int", "symmetric": True, "dynamic": False, "strategy": strategy,
+                    "group_size": group,
+                },
+                "format": form,
+                "input_activations": tokens if inputs else None,
+            }
+        },
+        "ignore": ["lm_head"],
+    }  # fmt: skip
 
 
 def test_integers_share_words():

@@ -28,6 +28,8 @@ from xtrain.runtime.store.checkpoints import CheckpointFolder, Publisher
 from xtrain.runtime.store.export_folder import new_folder
 from xtrain.runtime.store.rollback import RollbackState, read_rollback
 
+OPENED = Path("/proc/self/fd")
+
 
 class Publication(NamedTuple):
     name: str
@@ -147,8 +149,10 @@ def test_a_power_cut_leaves_what_was_there_or_what_is_new(tmp_path, publication)
     root.mkdir()
     publication.before(root)
     old = publication.read(root)
+    opened = len([*OPENED.iterdir()])
     with PowerCut(root) as cut:
         publication.change(root)
+    assert len([*OPENED.iterdir()]) == opened
     new = publication.read(root)
     assert old != new
     for image in cut.images(tmp_path):

@@ -11,7 +11,7 @@ from xtrain.tui.curves.canvas import MOST_LINES
 from xtrain.tui.model.reader import RunReader
 from xtrain.tui.model.series import Series
 from xtrain.tui.pages.sheet import ListView, moved, plain
-from xtrain.tui.pages.sweeps import best_so_far, importance, page, ranked, trial_lines
+from xtrain.tui.pages.sweeps import _BLOCKS, _glance, best_so_far, importance, page, ranked, trial_lines
 
 
 def lines(trials: int) -> list[dict]:
@@ -64,6 +64,12 @@ def test_what_is_shown(tmp_path: Path):
     assert [each.number for each in ranked(state)][:1] == [best.number]
     curve = best_so_far(state)
     assert len(curve) == 8 and curve == sorted(curve, reverse=True) and curve[-1] == best.value
+
+
+@pytest.mark.parametrize(("width", "points"), [(20, 1), (31, 1), (32, 2), (40, 8), (100, 8)])
+def test_the_curve_has_the_newest_points_that_fit(tmp_path: Path, width: int, points: int):
+    (row,) = (row for row in map(plain, _glance(state_of(tmp_path, 12), width)) if "so far" in row)
+    assert sum(sign in _BLOCKS for sign in row) == points
 
 
 def test_the_setting_that_the_loss_follows_from_matters_most(tmp_path: Path):
