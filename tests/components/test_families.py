@@ -20,15 +20,18 @@ from xtrain.blocks.op_trace import OpTrace
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.model import FAMILIES, expert_families
 from xtrain.dsl.schema.setting import resuming_of, settings_of
+from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import Architecture, parameters
 from xtrain.plan.checkpoints import checkpoint_contents, weight_mismatches
+from xtrain.plan.findings import Findings
 from xtrain.plan.mesh import DIMENSION, tensor_rules
 from xtrain.plan.parameters import block_matmul_parameters
 from xtrain.plan.plan import Plan
 from xtrain.plan.serialise import dumps, from_json
-from xtrain.planner.compile import compile_plan
+from xtrain.planner.compile import compile_plan, resolve
 from xtrain.planner.costs import memory
 from xtrain.planner.costs.block_trace import block_trace
+from xtrain.planner.rules.validate import validate
 from xtrain.runtime.nn.attention import KERNELS
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.batch import DocumentLayout
@@ -127,14 +130,26 @@ optimizer adamw {{ lr = 1e-3 }}
 """
 
 
-def plan_of(folder: Path, name: str, more: str = "", sequence: int = 64, **settings: Any) -> Plan:
+def loaded_of(folder: Path, name: str, more: str = "", sequence: int = 64, **settings: Any) -> Spec:
     path = folder / "spec.xtrain"
     path.write_text(spec(name, more, sequence, **settings))
     loaded = load_spec(path)
     assert loaded.spec is not None, loaded.diagnostics.render()
-    compiled = compile_plan(loaded.spec)
+    return loaded.spec
+
+
+def plan_of(folder: Path, name: str, more: str = "", sequence: int = 64, **settings: Any) -> Plan:
+    compiled = compile_plan(loaded_of(folder, name, more, sequence, **settings))
     assert compiled.plan is not None, compiled.diagnostics.render()
     return compiled.plan
+
+
+def architecture_of(folder: Path, name: str, **settings: Any) -> Architecture:
+    """The architecture of a plan, without the costs and the graph, which take most of the time."""
+    loaded = loaded_of(folder, name, **settings)
+    valid = validate(loaded, None, findings := Findings(loaded))
+    assert valid is not None, findings.diagnostics.render()
+    return resolve(valid.elastic.spec, valid).architecture
 
 
 def block_of(arch: Architecture, layer: int, device: str) -> DecoderBlock:
@@ -164,13 +179,11 @@ def test_modules_are_the_inventory(name: str, tmp_path: Path):
     """Names, shapes and order, and the buffers of a checkpoint; what is cut is cut evenly."""
     for settings in (
         {},
-        {"qk_norm": "true"} if "qk_norm" in settings_of(FAMILIES[name]) else {},
-        mixed(name),
-        biased(name),
-        odd(name),
+        *({"qk_norm": "true"},) * ("qk_norm" in settings_of(FAMILIES[name])),
+        *filter(None, [mixed(name), biased(name), odd(name)]),
         *({"one_norm": "false"},) * (name == "side_by_side"),
     ):
-        arch = plan_of(tmp_path, name, **settings).architecture
+        arch = architecture_of(tmp_path, name, **settings)
         rules = {pattern.removeprefix("layers.*."): style for pattern, style in tensor_rules(arch)}
         for kind in arch.kinds:
             block, wanted = block_of(arch, kind.first, "meta"), list(kind.block.parameters(arch))
@@ -188,7 +201,7 @@ def test_modules_are_the_inventory(name: str, tmp_path: Path):
 @pytest.mark.parametrize("name", OWN_BLOCKS)
 def test_norms_change_only_the_size_of_rows_at_first(name: str, tmp_path: Path):
     """All weights of theirs multiply by 1."""
-    arch = plan_of(tmp_path, name).architecture
+    arch = architecture_of(tmp_path, name)
     model = Transformer(
         arch,
         StageSpan(0, arch.layers - 1, embeds=True, predicts=True),
@@ -355,28 +368,32 @@ def test_layers_that_differ_cost_what_their_plan_says(
 
 
 @pytest.fixture(scope="module")
-def deep_contents(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """What a checkpoint of a model of four layers says of it, by its family."""
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Plan, dict[str, Any]]]:
+    """The plan of a model of four layers, enough for every kind of them, and its checkpoint's contents, by family."""
     folder = tmp_path_factory.mktemp("deep")
-    return cache(lambda name: checkpoint_contents(plan_of(folder, name, layers=4)))
+
+    @cache
+    def deep_plan(name: str) -> tuple[Plan, dict[str, Any]]:
+        plan = plan_of(folder, name, layers=4)
+        return plan, checkpoint_contents(plan)
+
+    return deep_plan
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_plan_is_read_back_and_says_what_a_checkpoint_is(
-    name: str, tmp_path: Path, deep_contents: Callable[[str], dict[str, Any]]
+    name: str, tmp_path: Path, deep: Callable[[str], tuple[Plan, dict[str, Any]]]
 ):
-    plan = plan_of(tmp_path, name, layers=4)  # enough for every kind of them
+    plan, own = deep(name)
     assert from_json(json.loads(dumps(plan))) == plan
-    contents = json.loads(json.dumps(checkpoint_contents(plan)))
-    assert weight_mismatches(contents, checkpoint_contents(plan)) == []
-    loaded = load_spec(tmp_path / "spec.xtrain").spec
-    assert loaded is not None
+    assert weight_mismatches(json.loads(json.dumps(own)), own) == []
+    loaded = loaded_of(tmp_path, name, layers=4)
     values, _ = loaded.model.resolved()
     known = resuming_of(FAMILIES[name])
     added = {each for each, (_, meta) in settings_of(FAMILIES[name]).items() if meta.added}
     assert known.keys() <= values.keys() | {"head_dim", "vocab"} | added
     for other in NAMES:  # another family is refused, unless it computes the same
-        mismatches = weight_mismatches(deep_contents(other), checkpoint_contents(plan))
+        mismatches = weight_mismatches(deep(other)[1], own)
         assert bool(mismatches) == (other != name and {other, name} not in ALIKE)
 
 
@@ -404,7 +421,7 @@ def test_settings_of_an_installed_family(tmp_path: Path):
 
 
 def test_blocks_are_those_of_the_family_that_is_registered_now(tmp_path: Path):
-    arch = plan_of(tmp_path, "side_by_side").architecture
+    arch = architecture_of(tmp_path, "side_by_side")
     assert len(arch.kinds) == 1
 
     class Other(FAMILIES["side_by_side"]):

@@ -148,13 +148,8 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("topology", "adapter", "fault"),
-    [
-        pytest.param(*each, id=each[0].name, marks=pytest.mark.matrix if place else ())
-        for place, each in enumerate(FAULTS)
-    ],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize(("topology", "adapter", "fault"), [pytest.param(*each, id=each[0].name) for each in FAULTS])
 def test_faults_of_layouts_are_seen(lab: Laboratory, topology: Topology, adapter: str, fault: Mutation):
     trial = trial_of(topology, adapter)
     found = gaps(lab.run(trial, topology.layout, mutation=fault, saves=False), lab.alone(trial))

@@ -60,10 +60,8 @@ FAULTS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("loss", "layout", "fault"),
-    [pytest.param(*each, marks=pytest.mark.matrix if place else ()) for place, each in enumerate(FAULTS)],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize(("loss", "layout", "fault"), FAULTS)
 def test_a_fault_is_noticed(lab: Laboratory, loss: str, layout: str, fault: str):
     trial = trial_of(lab, loss, layout)
     outcome = lab.run(trial, BY_NAME[layout].layout, mutation=Mutation(fault), saves=False)

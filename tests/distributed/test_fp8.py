@@ -66,9 +66,10 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
     lab.same_as_one_process(topology.trial("fp64", shallow=True), topology.layout)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("topology", [
     Topology(tp=2, rows=4, shared=ROW, accumulate=4, note="scales of a rank"),
-    pytest.param(Topology(ring=2, shared=TENSOR, accumulate=8, note="scales of a rank"), marks=pytest.mark.matrix),
+    Topology(ring=2, shared=TENSOR, accumulate=8, note="scales of a rank"),
 ], ids=lambda topology: topology.name)  # fmt: skip
 def test_scales_of_a_rank_alone_are_seen(lab: Laboratory, topology: Topology):
     trial = topology.trial("fp64", shallow=True)

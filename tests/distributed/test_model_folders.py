@@ -431,18 +431,18 @@ def test_a_run_that_goes_on_needs_no_folder_and_one_that_begins_needs_that_of_th
 ALONE = "collate=to_tensor -> flatten -> shift_tokens -> pack(single)"
 # Type of a model that transformers computes, and its layout.
 CODE = [
-    ("llama", (*FSDP, "activation=full")),
     ("qwen3_moe", (*FSDP, "activation=full")),
-    ("gpt2", PP),  # a table of positions before the layers
     ("gemma2", RING),  # windows, capped scores
     ("olmo3", ULYSSES),
-    ("qwen3", WHOLE),  # norms of heads
     ("phi3", (*WHOLE, "activation=full")),  # matrices whose outputs are gathered
-    ("opt", WHOLE),  # without a plan of transformers, with whole heads
     ("olmoe", (*FSDP, *EP, "activation=full")),
 ]
 MORE_CODE = [
+    ("llama", (*FSDP, "activation=full")),
     ("llama", PP),
+    ("gpt2", PP),  # a table of positions before the layers
+    ("qwen3", WHOLE),  # norms of heads
+    ("opt", WHOLE),  # without a plan of transformers, with whole heads
     ("qwen3_moe", (*PP, "activation=full")),
     ("olmo3", (*PP, *RING)),
     ("gpt_oss", RING),  # sinks

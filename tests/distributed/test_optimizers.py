@@ -104,16 +104,20 @@ def test_a_layout_updates_as_one_process_does(lab: Laboratory, trained: Runs, na
     assert not stray_shapes(lab.plan(trial, topology.layout), outcome)
 
 
-@pytest.mark.parametrize(("name", "fault", "layout"), [
-    pytest.param("muon", "own_pieces", "fsdp 2 (dense)", marks=pytest.mark.matrix),
-    pytest.param("muon", "own_pieces", "tp 2 (dense)", marks=pytest.mark.matrix),
-    pytest.param("normuon", "own_means", "tp 2 (dense)", marks=pytest.mark.matrix),
-    pytest.param("normuon", "own_means", "fsdp 4 · ep 2 (moe)", marks=pytest.mark.matrix),
-    ("adafactor", "own_means", "fsdp 2 (dense)"),
-    pytest.param("adafactor", "own_means", "fsdp 4 · ep 2 (moe)", marks=pytest.mark.matrix),
-    pytest.param("adam_mini", "own_means", "fsdp 4 (dense)", marks=pytest.mark.matrix),
-    pytest.param("adam_mini", "own_means", "tp 2 (dense)", marks=pytest.mark.matrix),
-])  # fmt: skip
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("name", "fault", "layout"),
+    [
+        ("muon", "own_pieces", "fsdp 2 (dense)"),
+        ("muon", "own_pieces", "tp 2 (dense)"),
+        ("normuon", "own_means", "tp 2 (dense)"),
+        ("normuon", "own_means", "fsdp 4 · ep 2 (moe)"),
+        ("adafactor", "own_means", "fsdp 2 (dense)"),
+        ("adafactor", "own_means", "fsdp 4 · ep 2 (moe)"),
+        ("adam_mini", "own_means", "fsdp 4 (dense)"),
+        ("adam_mini", "own_means", "tp 2 (dense)"),
+    ],
+)
 def test_faults_of_optimizers_are_seen(lab: Laboratory, name: str, fault: str, layout: str):
     topology = BY_NAME[layout]
     trial = evolve(topology.trial("fp64", shallow=True), optimizer=OPTIMIZERS[name])

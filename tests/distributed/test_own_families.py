@@ -160,7 +160,8 @@ def recurrent(arch, attends: bool = False):
     return Chain.of(Residual.of(NormLayer("norm"), mixer), Residual.of(NormLayer("fed"), SwiGLULayer("mlp")))
 '''
 # A loop over positions is slow.
-MIXED = SPEC.replace("model gated", "model recurrent").replace("parts.py", "mixers.py").replace("= 64", "= 32")
+SHORTER = SPEC.replace("budget = 4", "budget = 2").replace("= 64", "= 32")
+MIXED = SHORTER.replace("model gated", "model recurrent").replace("parts.py", "mixers.py")
 TEXTS = 'on finish generate { prompts = ["a", "line 12 and more", "abc"], tokens = 5, temperature = 0 }\n'
 MIXER_LAYOUTS = {
     "tp 2": ("parallel.tp=2",),

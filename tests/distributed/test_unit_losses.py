@@ -136,13 +136,11 @@ MEASURED = {
 }  # fmt: skip
 MEASURED |= dict.fromkeys(("own pairs", "own sequences", "own tokens"), 0)
 MEASURED |= {name: 4 for name in LOSSES if name not in MEASURED}
-# By default one of each kind: of sums over tokens, of what two ranks share of a pair, of a rank's own numbers.
-FAULTS = (
-    ("dpo", "fsdp 2, three microbatches (dense)", "own_tokens"),
-    ("dpo", "tp 2, uneven vocabulary (dense)", "cut_pairs"),
-    ("bradley_terry", "tp 2, uneven vocabulary (dense)", "own_rewards"),
-)
+# By default a fault in what two ranks share of a pair.
+FAULTS = (("dpo", "tp 2, uneven vocabulary (dense)", "cut_pairs"),)
 MORE = (
+    ("dpo", "fsdp 2, three microbatches (dense)", "own_tokens"),
+    ("bradley_terry", "tp 2, uneven vocabulary (dense)", "own_rewards"),
     ("dpo", "pp 2 · ring 2 (dense)", "own_sums"),
     ("dpo", "tp 2, uneven vocabulary (dense)", "numbers_without_labels"),
     ("grpo", "ulysses 2 (dense)", "mean_of_microbatch"),

@@ -404,15 +404,15 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "groups": (),
 }
 # Names of the rows that the ordinary tests of the table run, and in which formats: with those above every pair of axes,
-# every axis with every model and with one microbatch and several, every schedule; and the rows in which
+# every axis with every model and with one microbatch and several, every schedule; and rows in which
 # test_mutations.py puts a fault.
 ORDINARY: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("one rank, four microbatches (dense)", "one rank, four microbatches (moe)", "fsdp 2 (dense)",
+    **dict.fromkeys(("one rank, four microbatches (dense)", "one rank, four microbatches (moe)",
             "fsdp 2, no clipping (qwen3)", "fsdp 2, gathered parameters kept (dense)",
             "fsdp 2, summed after every microbatch (dense)", "replicate 2 · fsdp 2 (dense)", "replicate 2, ddp (dense)",
             "tp 2, without sequence (dense)", "tp 2, no clipping (qwen3)", "tp 2 (moe)",
             "ulysses 2, fewer key/value heads than ranks (dense)", "ring 2 · ulysses 2, fold ring_only (dense)",
-            "fsdp 2 · ep 2 (moe)", "fsdp 2 · ep 2, balance bias (moe)", "pp 2, gpipe (dense)",
+            "fsdp 2 · ep 2, balance bias (moe)", "pp 2, gpipe (dense)",
             "pp 2, interleaved_1f1b (dense)", "pp 2, zero_bubble (dense)", "pp 2, tied (dense)",
             "pp 2 · ulysses 2, no clipping (qwen3)", "replicate 2 · ring 2, one microbatch, no clipping (qwen3)",
             "replicate 2 · ulysses 2 (dense)", "fsdp 2 · ring 2, fold none (dense)",

@@ -28,7 +28,8 @@ def edit(folder: Path, **keys: Any) -> None:
 @pytest.mark.parametrize(("keys", "reason"), [
     ({"transformers_version": "9", "use_cache": True, "dtype": "bfloat16", "architectures": None, "return_dict": False,
       "output_hidden_states": True, "output_attentions": True, "eos_token_id": 9}, ""),
-    ({"rms_norm_eps": 0.001}, "model.code rms_norm_eps 1e-05 → 0.001: the same weights would give other results"),
+    pytest.param({"rms_norm_eps": 0.001},
+        "model.code rms_norm_eps 1e-05 → 0.001: the same weights would give other results", marks=pytest.mark.matrix),
     pytest.param({"pad_token_id": 7}, "model.code pad_token_id 1 → 7: the same weights would give other results",
         marks=pytest.mark.matrix),
     ({"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 9.0}}},
@@ -74,7 +75,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path: Path):
 @pytest.mark.parametrize(("keys", "reason"), [
     ({"use_cache": True}, ""),
     ({"rms_norm_eps": 0.001}, "`rms_norm_eps` in the config.json"),
-    ({"model_type": "qwen2"}, "`model_type` in the config.json"),
+    pytest.param({"model_type": "qwen2"}, "`model_type` in the config.json", marks=pytest.mark.matrix),
     ({"rope_scaling": "nonsense"}, "rejects the config"),
 ])  # fmt: skip
 def test_a_reference_is_computed_by_the_same_code(keys: dict[str, Any], reason: str, tmp_path: Path):

@@ -129,8 +129,12 @@ def test_a_backward_that_runs_twice_gives_the_same_gradients():
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.parametrize("form", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("z_weight", "temperature"), [(0.0, 1.0), (1e-2, 0.7)])
+@pytest.mark.parametrize(("form", "z_weight", "temperature"), [
+    (torch.float32, 0.0, 1.0),
+    (torch.float64, 1e-2, 0.7),
+    pytest.param(torch.float32, 1e-2, 0.7, marks=pytest.mark.slow),
+    pytest.param(torch.float64, 0.0, 1.0, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_compiled_piece_is_the_plain_loss(form, z_weight, temperature, monkeypatch):
     """As Inductor gets it: the operations one after the other."""
     monkeypatch.setattr(loss, "_PIECES", {})
