@@ -63,6 +63,7 @@ WITH_TRANSFORMERS = (
     "tests/planner/test_agreement.py",
     "tests/planner/test_model_folder.py",
     "tests/runtime/feed/test_found_records.py",
+    "tests/runtime/feed/test_tokenizer_folders.py",
     *(
         f"tests/runtime/store/test_{name}.py"
         for name in ("further_modules", "peft", "pissa", "reward_models", "round_trip", "stored_weights")

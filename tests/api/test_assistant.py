@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 from commands import xtrain
-from mcp import Client, StdioServerParameters
 
-from xtrain.api.assistant import make_server
 from xtrain.cli.main import main
 from xtrain.planner.load import plan_from_path
 from xtrain.runtime.base.errors import EnvironmentFault
@@ -49,8 +47,16 @@ def keys(tmp_path):
     return tmp_path
 
 
+def make_server(*given: Path):
+    """Return a server; mcp takes a second to import, which each process that only collects this file would spend."""
+    from xtrain.api.assistant import make_server as make
+
+    return make(*given)
+
+
 def calls(server, *asked):
     """Call tools through a client; (failed, text) of each."""
+    from mcp import Client
 
     async def talk():
         async with Client(server) as client:
@@ -64,6 +70,8 @@ def calls(server, *asked):
 
 def test_a_client_looks_at_a_project_over_stdio(project):
     """With a spec whose model is code of its author, which no tool executes."""
+    from mcp import StdioServerParameters
+
     (project / "bad.xtrain").write_text(SPEC.replace("budget", "bugdet"))
     server = StdioServerParameters(
         command=sys.executable, args=["-m", "xtrain", "mcp"], cwd=str(project), env={**os.environ}

@@ -102,7 +102,7 @@ ALONE = ("parallel.tp=1", "parallel.ep=1")
 @pytest.mark.parametrize(("world", "sets"), [
     (4, ("activation.mode=selective",)),
     pytest.param(1, ("activation.mode=selective", *ALONE), marks=pytest.mark.matrix),
-    (4, ("parallel.tp=1",)),
+    pytest.param(4, ("parallel.tp=1",), marks=pytest.mark.matrix),
     pytest.param(4, ("activation.mode=full",), marks=pytest.mark.matrix),
     pytest.param(2, ("activation.mode=selective", "model.shared_experts=0"), marks=pytest.mark.matrix),
     pytest.param(4, ("activation.mode=selective", "parallel.tp=1", "parallel.ep=4"), marks=pytest.mark.matrix),

@@ -13,8 +13,6 @@ from xtrain.dsl.load import load_spec
 from xtrain.plan.vocabulary import read_vocabulary
 from xtrain.planner.compile import compile_plan
 
-transformers = pytest.importorskip("transformers")
-
 SIGNS = "abcdefghijklmnopqrstuvwxyz<>|_/Ġ"
 TEXT = "ab <|x|> c<|y|><think>d</s><|pad|> <|im_end|>"
 CONFIG, SPECIALS, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -55,7 +53,7 @@ def folder_of(
 
 def compared(folder: Path) -> HuggingFaceTokenizer:
     """The tokenizer of a folder, of which all ids are those of transformers'."""
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
     ours = HuggingFaceTokenizer(folder)
     assert read_vocabulary(str(folder)).ids == theirs.get_vocab()
     assert Folder.size(str(folder)) == ours.vocab_size == max(theirs.get_vocab().values()) + 1
