@@ -25,7 +25,7 @@ import torch
 from attrs import frozen
 
 from xtrain.planner.load import plan_from_text
-from xtrain.runtime.nn.attention import LatentAttention
+from xtrain.runtime.nn.latent_attention import LatentAttention
 from xtrain.runtime.nn.texts import Draws, Sampling
 from xtrain.runtime.sampling.text_generator import Prompts, TextGenerator
 from xtrain.runtime.sampling.trained_run import alone, whole_model

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
@@ -36,17 +37,17 @@ class ServerUnreachable(Exception):
 
 
 class HttpClient:
-    """A client of the server's HTTP API. patience: seconds for which a request is retried while the server is away or
-    busy."""
+    """A client of the server's HTTP API, or of another one below `base`. patience: seconds for which a request is
+    retried while the server is away or busy. reply: seconds to wait for an answer."""
 
-    def __init__(self, url: str, key: str | None, patience: float) -> None:
+    def __init__(self, url: str, key: str | None, patience: float, *, base: str = BASE, reply: float = REPLY) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise ValueError(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000")
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
-        self._path = parts.path.rstrip("/") + BASE
-        self._headers = {} if key is None else {"X-API-Key": key}
-        self.patience = patience
+        self._path = parts.path.rstrip("/") + base
+        self._headers = {} if key is None else {"X-API-Key": key, "Authorization": f"Bearer {key}"}
+        self.patience, self._reply = patience, reply
         self._connections = threading.local()  # one per thread
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -54,9 +55,13 @@ class HttpClient:
         ServerUnreachable."""
         return self.send(method, path, None if body is None else msgspec.json.encode(body))
 
-    def send(self, method: str, path: str, content: bytes | None) -> Any:
-        """Send a request like `ask`, with a body that is already JSON."""
+    def send(self, method: str, path: str, content: bytes | Path | None) -> Any:
+        """Send a request like `ask`, with a body that is already JSON, or a file."""
         return self._taken(method, path, content, _answer)
+
+    def raw(self, method: str, path: str, content: bytes | None) -> bytes:
+        """Send a request like `ask`, and return the answer as it is."""
+        return self._taken(method, path, content, lambda found: found.read())
 
     def download(self, path: str) -> Iterator[bytes]:
         """Yield the pieces of a file. Raises ServerUnreachable if it is truncated."""
@@ -70,7 +75,7 @@ class HttpClient:
             self._hang_up()
             raise ServerUnreachable(f"{self._host}:{self._port}: {type(error).__name__}: {error}") from error
 
-    def _taken(self, method: str, path: str, content: bytes | None, read: Callable[[HTTPResponse], R]) -> R:
+    def _taken(self, method: str, path: str, content: bytes | Path | None, read: Callable[[HTTPResponse], R]) -> R:
         """Send a request until it is accepted, and read the answer, which may be truncated."""
         until = time.monotonic() + self.patience
         for attempt in itertools.count():
@@ -94,10 +99,19 @@ class HttpClient:
             time.sleep(pause)
         raise AssertionError("the loop ends by itself")
 
-    def _send(self, method: str, path: str, content: bytes | None) -> HTTPResponse:
+    def _send(self, method: str, path: str, content: bytes | Path | None) -> HTTPResponse:
         connection: HTTPConnection | None = getattr(self._connections, "open", None)
         if connection is None:
             connection = self._connections.open = self._new_connection()
+        if isinstance(content, Path):
+            headers = {
+                **self._headers,
+                "Content-Type": "application/x-tar",
+                "Content-Length": str(content.stat().st_size),
+            }
+            with content.open("rb") as file:
+                connection.request(method, self._path + path, file, headers)
+            return connection.getresponse()
         headers = self._headers if content is None else {**self._headers, "Content-Type": "application/json"}
         connection.request(method, self._path + path, content, headers)
         return connection.getresponse()
@@ -111,8 +125,8 @@ class HttpClient:
     def _new_connection(self) -> HTTPConnection:
         if self._secure:
             context = ssl.create_default_context()
-            return HTTPSConnection(self._host, self._port, timeout=REPLY, context=context)
-        return HTTPConnection(self._host, self._port, timeout=REPLY)
+            return HTTPSConnection(self._host, self._port, timeout=self._reply, context=context)
+        return HTTPConnection(self._host, self._port, timeout=self._reply)
 
 
 def _answer(response: HTTPResponse) -> Any:
@@ -127,8 +141,11 @@ def _answer(response: HTTPResponse) -> Any:
 
 
 def _message(raw: bytes) -> str:
+    """Return what an answer says is wrong; other programs give `error` with its `message`, or `detail`."""
     try:
-        return str(msgspec.json.decode(raw, type=dict[str, Any])["error"])
+        found = msgspec.json.decode(raw, type=dict[str, Any])
+        said = found.get("error") or found.get("message") or found["detail"]
+        return str(said["message"] if isinstance(said, dict) else said)
     except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
         return "the answer is not from an xtrain server"
 

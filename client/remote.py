@@ -1,5 +1,7 @@
 """A server, its models and its samplers as a program sees them, with the rows they take and return."""
 
+import hashlib
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -189,6 +191,27 @@ class Server:
         found = self.http.ask("POST", "create_sampling_session", body)
         return RemoteSampler(self.http, found["sampling_session_id"])
 
+    def upload(self, folder: Path, number: int | None = None) -> "RemoteSampler":
+        """Create a sampler of the weights in a folder, of an adapter for PEFT or of a model for transformers.
+
+        number: of the sampler in this session, so that the same call again gives the same one; None: the next.
+        """
+        if number is None:
+            with self._numbering:
+                number, self._samplers = self._samplers, self._samplers + 1
+        archive = folder.with_name(f"{folder.name}.{number}.tar")
+        try:
+            with tarfile.open(archive, "w:") as tar:
+                for file in sorted(each for each in folder.iterdir() if each.is_file()):
+                    tar.add(file, file.name)
+            with archive.open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            path = f"sessions/{self.session}/samplers/{number}?sha256={digest}"
+            found = self.http.send("PUT", path, archive)
+        finally:
+            archive.unlink(missing_ok=True)
+        return RemoteSampler(self.http, found["sampling_session_id"])
+
     def checkpoints(self) -> list[Mapping[str, Any]]:
         return self.http.ask("GET", "checkpoints")["checkpoints"]
 
@@ -359,8 +382,8 @@ class _Call:
 class RemoteSampler:
     """Samples from weights that never change."""
 
-    def __init__(self, http: HttpClient, id: str) -> None:
-        self._http, self.id, self._seq = http, id, 0
+    def __init__(self, http: HttpClient, id: str, seq: int = 0) -> None:
+        self._http, self.id, self._seq = http, id, seq
 
     def sample(
         self,
@@ -371,10 +394,11 @@ class RemoteSampler:
         temperature: float = 1.0,
         top_k: int = -1,
         top_p: float = 1.0,
-        seed: int | None = None,
+        seed: int | Sequence[str] | None = None,
         stop: str | Sequence[str | int] | None = None,
     ) -> Pending[list[WrittenText]]:
-        """Sample continuations of a prompt. temperature: 0 is greedy. stop: ends a text, in addition to the tokenizer's
+        """Sample continuations of a prompt. temperature: 0 is greedy. seed: or a text for each
+        continuation. stop: ends a text, in addition to the tokenizer's
         end of text; an empty list continues after the end of text."""
         params = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
         body = {

@@ -16,7 +16,7 @@ from xtrain.dsl.schema.losses import LOSSES, Loss
 from xtrain.dsl.schema.model import Model
 from xtrain.dsl.schema.optimizers import SCHEDULERS, Ema, Optimizer, ParameterGroup, Parametrization, Scheduler
 from xtrain.dsl.schema.parallel import Activation, Compile, Parallel
-from xtrain.dsl.schema.policy import Environment, Reward, Rollout
+from xtrain.dsl.schema.policy import Environment, Reward, Rollout, SamplingEngine
 from xtrain.dsl.schema.precision import Precision
 from xtrain.dsl.schema.run import (
     Alerts,
@@ -85,6 +85,7 @@ class Spec:
     rollout: Rollout | None = None
     reward: Reward | None = None
     environments: dict[str, Environment] = field(factory=dict)
+    engine: SamplingEngine | None = None
     adapter: Adapter | None = None
     tasks: dict[str, AdapterTask] = field(factory=dict)
     ema: Ema | None = None

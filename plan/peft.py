@@ -155,7 +155,8 @@ def read_peft(folder: str, arch: Architecture, own: frozenset[str]) -> PeftFolde
 def assign_peft(arch: Architecture, trained: tuple[ParameterSpec, ...], files: WeightFiles) -> Assignment:
     """Return the source of every trained parameter in the files. Raises ValueError, whose text names the mismatch."""
     names = _names(arch.base)
-    parts = {each.name: peft_parts(arch, names, each) for each in trained}
+    specs = _specs(arch)
+    parts = {each.name: peft_parts(specs, names, each) for each in trained}
     used = {part.name: part.shape for each in parts.values() for part in each}
     missing = [name for name in used if name not in files.tensors]
     surplus = [name for name in files.tensors if name not in used]
@@ -197,11 +198,13 @@ def _alike(files: WeightFiles, one: str, other: str) -> bool:
     return True
 
 
-def peft_parts(arch: Architecture, names: StoredNames, parameter: ParameterSpec) -> tuple[StoredPart, ...]:
-    """Return the stored parts of a trained parameter, of an adapter or of the model itself."""
+def peft_parts(
+    specs: Mapping[str, ParameterSpec], names: StoredNames, parameter: ParameterSpec
+) -> tuple[StoredPart, ...]:
+    """Return the stored parts of a trained parameter, of an adapter or of the model itself. specs: see `_specs`."""
     if not parameter.adapter:
         return tuple(_prefixed(part, part.name) for part in names.in_modules(parameter))
-    matrix = _specs(arch)[parameter.adapter]
+    matrix = specs[parameter.adapter]
     return tuple(_factor_parts(names, matrix, parameter))
 
 
@@ -313,11 +316,11 @@ def lay_out_adapter(
     arch: Architecture, trained: Sequence[ParameterSpec], format_of: Callable[[ParameterSpec, str], str]
 ) -> WrittenFile:
     """Return the layout of an adapter's file. format_of: (parameter, name of the tensor) → its format."""
-    names = _names(arch.base)
+    names, specs = _names(arch.base), _specs(arch)
     tensors = [
         WrittenTensor(((each.name, part),), format_of(each, part.name))
         for each in trained
-        for part in peft_parts(arch, names, each)
+        for part in peft_parts(specs, names, each)
     ]
     if (head := _tied_head(arch, trained)) is not None:
         embedding = next(each for each in trained if each.name == EMBEDDING_WEIGHT)

@@ -37,6 +37,7 @@ from xtrain.server.kinds import JSON, Kind
 from xtrain.server.messages import Malformed
 from xtrain.server.server import KINDS, TrainingServer
 from xtrain.server.state import Removed, SavedEntry
+from xtrain.server.taking import take_weights
 
 READING: Final = 60.0  # time limit for receiving a body, in seconds
 ZSTD_WINDOW: Final = 2**26  # maximum bytes of memory for unpacking
@@ -167,8 +168,15 @@ class Paths:
             "/checkpoints": self._checkpoints,
             CHECKPOINT + "/archive": self._archive,
         }
-        deletes: dict[str, Endpoint] = {CHECKPOINT: self._delete, CHECKPOINT + "/publish": self._publish(False)}
-        puts: dict[str, Endpoint] = {CHECKPOINT + "/ttl": self._ttl}
+        deletes: dict[str, Endpoint] = {
+            CHECKPOINT: self._delete,
+            CHECKPOINT + "/publish": self._publish(False),
+            "/samplers/{sampler}": self._end_sampler,
+        }
+        puts: dict[str, Endpoint] = {
+            CHECKPOINT + "/ttl": self._ttl,
+            "/sessions/{session}/samplers/{number:int}": self._take_weights,
+        }
         posts |= {f"/{kind.name}": self._accept(kind) for kind in KINDS.values()}
         tables = {"POST": posts, "GET": gets, "DELETE": deletes, "PUT": puts}
         return [
@@ -282,6 +290,18 @@ class Paths:
         id = request.path_params["sampler"]
         found = self._server.owned(self._state.samplers, id, _owner(request), "sampling session")
         return _answer({"sampler_id": id, "base_model": found.base, "model_path": found.path})
+
+    async def _take_weights(self, request: Request) -> Response:
+        owner, session, number = _owner(request), request.path_params["session"], request.path_params["number"]
+        id, lasting = await take_weights(request, self._server, owner, session, number)
+        await asyncio.wrap_future(lasting)
+        return _answer({"type": "create_sampling_session", "sampling_session_id": id})
+
+    async def _end_sampler(self, request: Request) -> Response:
+        id = request.path_params["sampler"]
+        found = self._server.owned(self._state.samplers, id, _owner(request), "sampling session")
+        await asyncio.wrap_future(self._server.change(Removed("SamplerEntry", found.id)))
+        return Response(status_code=204)
 
     async def _runs(self, request: Request) -> Response:
         offset, limit = _page(request)

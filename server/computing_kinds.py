@@ -360,6 +360,8 @@ def _request(work: QueuedWork, memory: ModelsInMemory) -> SampleRequest:
     for name in ("topk_prompt_logprobs", "topk_sample_logprobs"):
         if getattr(request, name) > min(capabilities.top, capabilities.vocabulary):
             raise UserError(f"{name} is {getattr(request, name)}; there may be {capabilities.top}")
+    if isinstance(params.seed, list) and len(params.seed) != request.num_samples:
+        raise UserError(f"sampling_params.seed has {len(params.seed)} texts for {request.num_samples} samples")
     stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
     texts = tuple(stop for stop in stops if isinstance(stop, str))
     if "" in texts:

@@ -163,9 +163,9 @@ class SampleRequest:
     """Continuations of a prompt, int32 [P].
 
     id: of this request. weights: a folder written by `export`; None: the base model. temperature: 0 is greedy. top_k:
-    None is all. seed: sample i is drawn with (seed, i), independent of other work. stop_tokens, stop_texts: end a
-    sample and are part of it. stop_at_end: whether the tokenizer's end of text ends a sample. prompt_top, sample_top:
-    candidates per token whose log-probabilities are requested.
+    None is all. seed: sample i is drawn with (seed, i), or with text i, independent of other work. stop_tokens,
+    stop_texts: end a sample and are part of it. stop_at_end: whether the tokenizer's end of text ends a sample.
+    prompt_top, sample_top: candidates per token whose log-probabilities are requested.
     """
 
     id: str
@@ -176,7 +176,7 @@ class SampleRequest:
     temperature: float
     top_k: int | None
     top_p: float
-    seed: int
+    seed: int | list[str]
     stop_tokens: frozenset[int]
     stop_texts: tuple[str, ...]
     stop_at_end: bool

@@ -153,7 +153,8 @@ class PromptBody(Struct):
 
 class SamplingParams(Struct):
     max_tokens: Annotated[int, Meta(ge=1, le=2**31)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | list[Annotated[str, Meta(max_length=64)]] | None = None
+    """Or a text for each sample."""
     stop: Text | Annotated[list[Token | Text], Meta(max_length=MOST_STOPS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=2**31)] = -1

@@ -203,6 +203,27 @@ class TrainingServer:
         folder = None if checkpoint is None else checkpoint.folder
         return id, self.change(known or SamplerEntry(id, request.session_id, owner, base, folder, path, self._clock()))
 
+    def taken(self, owner: str, session: str, number: int, digest: str) -> "tuple[str, Future[None]] | None":
+        """Return the sampling session of weights that a client has sent before; None if it has not. Raises Refusal."""
+        self.beat(owner, session)
+        id = sampler_id(session, number)
+        known = self.store.state.samplers.get(id)
+        if known is None:
+            return None
+        if known.digest != digest:
+            raise Refusal(400, f"sampling session {number} has other weights: use another number")
+        return id, self.change(known)
+
+    def take(self, owner: str, session: str, number: int, digest: str, folder: str) -> "tuple[str, Future[None]]":
+        """Open a sampling session of weights that a client has sent into a folder. Raises Refusal."""
+        with self.store.changed:
+            if (known := self.taken(owner, session, number, digest)) is not None:
+                return known
+            self.store.seal(folder)
+            id, base = sampler_id(session, number), self.capabilities.names[0]
+            entry = SamplerEntry(id, session, owner, base, folder, None, self._clock(), digest)
+            return id, self.change(entry)
+
     # what exists
 
     def owned(self, table: Mapping[str, T], id: str, owner: str, what: str) -> T:

@@ -79,7 +79,8 @@ class SavedEntry(Struct, tag=True):
 
 
 class SamplerEntry(Struct, tag=True):
-    """Immutable weights for sampling. folder: None is the base model. path: of the checkpoint."""
+    """Immutable weights for sampling. folder: None is the base model. path: of the checkpoint. digest: SHA-256 of the
+    archive that a client has sent; None if the server has exported the weights."""
 
     id: Id
     session: Id
@@ -88,6 +89,7 @@ class SamplerEntry(Struct, tag=True):
     folder: FolderName | None
     path: SavedPath | None
     created: float
+    digest: str | None = None
 
 
 class FolderEntry(Struct, tag=True):

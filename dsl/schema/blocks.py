@@ -46,6 +46,7 @@ KINDS: Final[dict[str, type]] = {
     "rollout": rollout.Rollout,
     "reward": rollout.Reward,
     "environment": rollout.Environment,
+    "engine": rollout.SamplingEngine,
     "ema": ema.Ema,
     "precision": precision.Precision,
     "parallel": parallel.Parallel,
@@ -75,8 +76,8 @@ NAMED: Final[dict[str, str]] = {
 }
 # Blocks that have no defaults: without the block the spec has no such part.
 OPTIONAL: Final = (
-    "adapter", "parametrization", "rollout", "reward", "ema", "step", "evaluation_step", "train", "epoch", "policy",
-    "sweep", "serve", "launcher",
+    "adapter", "parametrization", "rollout", "reward", "engine", "ema", "step", "evaluation_step", "train", "epoch",
+    "policy", "sweep", "serve", "launcher",
 )  # fmt: skip
 REQUIRED: Final[dict[str, str]] = {
     "experiment": "experiment quickstart { budget = 600 steps }",

@@ -24,8 +24,10 @@ from xtrain.dsl.schema.setting import (
     label,
     not_negative,
     positive,
+    server_url,
     setting,
     values_of,
+    variable_name,
 )
 from xtrain.dsl.values import Quantity
 from xtrain.lazy_attrs import frozen
@@ -217,9 +219,15 @@ METRICS: Final = {
         "with `replay_routing`: share of expert choices of the step's tokens that the step would have made differently",
         "share, 0 to 1",
     ),
+    "rollout/age": (
+        "with an `engine`: optimizer steps between the weights that sampled the completions and those that learn from "
+        "them, mean over the completions of the step",
+        "steps",
+    ),
     "rollout/logprob_gap": (
         "distance between the recorded log-probability of a sampled token and the one that the step computes, mean "
-        "over the sampled tokens of the step; with `steps` in those that sample",
+        "over the sampled tokens of the step; with `steps` and `stale` in those whose completions the current weights "
+        "have sampled",
         "nats",
     ),
     "rollout/logprob_gap_max": ("the same, maximum of the step", "nats"),
@@ -305,6 +313,13 @@ class Rollout:
         check=at_least(1),
         added=True,
     )
+    stale: int = setting(
+        "with an `engine`: optimizer steps that completions are requested ahead, by weights that are older by as many; "
+        "0: by the current weights, which wait for them",
+        default=0,
+        check=not_negative,
+        added=True,
+    )
     show: Quantity | None = setting(
         "interval at which completions of a prompt are recorded as samples; none: never",
         default=None,
@@ -318,6 +333,40 @@ class Rollout:
     def period(self) -> int:
         """Steps between two steps that sample."""
         return self.steps * self.updates
+
+
+ENGINES: Final = Registry["SamplingEngine"]("engine", "engines")
+
+
+# The module `…_run` next to an engine has a function `connect`; see `runtime/sampling/engines.py`.
+@ENGINES.base
+@frozen
+class SamplingEngine(Component):
+    """`engine NAME { … }`: a program elsewhere that samples the completions of rollouts; without the block the ranks of
+    the run do."""
+
+    url: str = setting("address of the engine", check=server_url, role=Role.EXECUTION, example='"http://gpu2:8000"')
+    key: str | None = setting(
+        "name of the environment variable with the key that the engine asks for; none: it asks for none",
+        default=None,
+        check=variable_name,
+        role=Role.EXECUTION,
+        example='"ENGINE_KEY"',
+    )
+    patience: Quantity = setting(
+        "time for which a request is repeated while the engine is away or busy, and for which its answer is awaited",
+        default=Quantity(600, "seconds"),
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="10 min",
+    )
+
+    title: ClassVar[str] = ""
+    reads_files: ClassVar[bool] = True
+    """True if it reads weights from a folder, which it must see under the same path; False if they are sent to it."""
+    keeps_models: ClassVar[bool] = False
+    """True if it samples with several versions of a whole model at once; with adapters every engine does."""
 
 
 @frozen

@@ -79,6 +79,14 @@ host_name: Final = TextCheck(
     "",
     unless(_HOST, "must be a name or an address, without a port"),
 )
+server_url: Final = TextCheck(
+    "the address of a server, without a path",
+    'write for example `"http://gpu2:8000"`',
+    "",
+    unless(
+        re.compile(r"https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?"), "must be the address of a server"
+    ),
+)
 web_origin: Final = TextCheck(
     "the origin of a web page",
     'write it as browsers do, in lower case and without a path, such as `"https://lab.example"`',

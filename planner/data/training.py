@@ -306,7 +306,8 @@ RolloutProblem = tuple[str, str, str, str]
 
 @checks(
     "rollout.*",
-    reads="rollout.* reward.* environment environment.* loss.* dataset dataset.* mixture.* phase.*.mix collate "
+    reads="rollout.* reward.* engine engine.* precision.base environment environment.* loss.* dataset dataset.* "
+    "mixture.* phase.*.mix collate "
     "optimizer.kind batch.sequence batch.ramp_from adapter adapter.* {evaluated} every.*.actions.*.answers "
     "on.*.actions.*.answers every.*.actions.*.environment on.*.actions.*.environment task step.* tokenizer.source",
 )
@@ -323,9 +324,11 @@ def _problems(spec: Spec, trained: Set[str]) -> Iterator[RolloutProblem]:
     if spec.rollout is not None:
         asked = {action.asks() for _, action in spec.actions}
         prompting = [name for name in spec.datasets if name in trained | asked]
+        from xtrain.planner.data.engines import problems_of_engine
         from xtrain.planner.data.episodes import problems_of_episodes  # only rollouts have episodes
 
         yield from (*_own(spec, spec.rollout), *problems_of_episodes(spec, spec.rollout, prompting))
+        yield from problems_of_engine(spec, spec.rollout)
         yield from (*_loss(spec), *_around(spec))
         for name in prompting:
             yield from _dataset(name, spec.datasets[name])
@@ -335,6 +338,9 @@ def _problems(spec: Spec, trained: Set[str]) -> Iterator[RolloutProblem]:
     if spec.reward is not None:
         message = "`reward` scores the completions of a rollout, and there is none"
         yield "reward", "reward", message, "add `rollout { group = 8 }`, or remove `reward`"
+    if spec.engine is not None:
+        message = "an engine samples the completions of a rollout, and there is none"
+        yield "engine", "engine", message, "add `rollout { group = 8 }`, or remove `engine`"
     for name in spec.environments:
         message = f"rollouts have conversations with `{name}`, and there are none"
         hint = f"add `rollout {{ environment = {name} }}`, or remove it"

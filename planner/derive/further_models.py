@@ -106,7 +106,8 @@ def sampling_cache_bytes(resolved: "Resolved", rollout: Rollout) -> int:
 def kept_completions_bytes(resolved: "Resolved", rollout: Rollout) -> int:
     """Return the bytes of completions, at full length and without texts, in a checkpoint after the first of several
     steps whose completions are sampled at once. The first step's completions are included if they are used again."""
-    waiting = (rollout.steps - (rollout.updates == 1)) * resolved.batch.rows * rollout.group
+    steps = rollout.stale or rollout.steps - (rollout.updates == 1)
+    waiting = steps * resolved.batch.rows * rollout.group
     positions = completion_positions(resolved, rollout)
     experts = positions * replayed_width(resolved) * BYTES["fp32"]
     tokens = rollout.max_tokens if rollout.environment is None else positions + 1
@@ -129,7 +130,8 @@ def sampling_bytes(resolved: "Resolved") -> int:
     """Return the bytes that sampling allocates in addition to weights, gradients and states: the cache, logits, and
     values for drawing."""
     rollout = resolved.spec.rollout
-    if rollout is None:
+    answers = any(action.asks() is not None for _, action in resolved.spec.actions)
+    if rollout is None or (resolved.spec.engine is not None and not answers):
         return 0
     exact = max(BYTES["fp32"], BYTES[resolved.formats.compute])
     logits = resolved.batch.micro * rollout.group * resolved.architecture.vocab * exact

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 
-from xtrain.dsl.schema.policy import REWARDS, Environment, Reward, Rollout
+from xtrain.dsl.schema.policy import REWARDS, Environment, Reward, Rollout, SamplingEngine
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.canonical import portable
 from xtrain.plan.data import call_text
-from xtrain.plan.graph import Builder, Rules, component_rules, learns, resumes
+from xtrain.plan.graph import Builder, Rules, component_rules, learns, resumes, rounds
 from xtrain.plan.hardware import NARROWEST, plain_kernels
 from xtrain.plan.mesh import AXES
 from xtrain.plan.parameters import forward_flops
@@ -31,6 +31,8 @@ from xtrain.planner.derive.layout import resolve_cluster
 from xtrain.text.units import BYTES, bytes_text, flops_text, plural, seconds_text
 
 ENVIRONMENT: Final = "setup.environment"
+ENGINE: Final = "setup.engine"
+WEIGHTS_FOLDER: Final = "rollout_weights"
 _CALLS: Final = "calls of an episode are limited by it from here on"
 
 
@@ -134,8 +136,49 @@ class RolloutStep:
     axes: tuple[str, ...]
 
 
+@resumes(
+    ENGINE,
+    "rank_of_adapter",
+    harmless="engine.kind engine.url engine.key engine.patience",
+    switch=True,
+)
+def add_engine(graph: Builder, resolved: Resolved, prompts: str) -> None:
+    """Add the node of the engine of another program that samples."""
+    engine = resolved.spec.engine
+    if engine is None:
+        return
+    adapter = resolved.architecture.adapter
+    args: dict[str, Any] = {"kind": engine.kind, "url": engine.url, "patience": engine.patience.value}
+    args |= {"key": engine.key} if engine.key is not None else {}
+    args["rank_of_adapter"] = 0 if adapter is None else adapter.largest
+    does = f"{engine.title} at {engine.url} samples the completions; a request is repeated for "
+    does += (
+        f"{seconds_text(engine.patience.value)} while it is away, and weights that it has lost are given to it again"
+    )
+    graph.add("setup", ENGINE, does, args=args, axes=resolved.wide(*AXES), after=((prompts, "prompts"),))
+
+
+def weights_node(resolved: Resolved, rollout: Rollout, engine: SamplingEngine) -> "RolloutStep":
+    """Return the node that gives an engine the weights."""
+    whole = resolved.architecture.adapter is None
+    format = resolved.formats.compute if whole and engine.reads_files else resolved.formats.params
+    tensors = [each for each in resolved.inventory.tensors if whole or each.trained]
+    size = sum(each.size for each in tensors) * BYTES[format]
+    what = "weights" if whole else "adapter"
+    does = f"write the {what} to {WEIGHTS_FOLDER} of the run, {bytes_text(size)} in {format}, "
+    does += f"for {engine.title} to read there" if engine.reads_files else f"and send them to {engine.title}"
+    does += "; the next step waits for it"
+    if rollout.period > 1:
+        does += f"; every {rollout.period} steps"
+    if rollout.stale and whole and not engine.keeps_models:
+        does += "; before that, completions by the weights before are awaited"
+    args = {"dtype": format, **({"stale": rollout.stale} if rollout.stale else {})}
+    args |= {"period": rollout.period} if rollout.period > 1 else {}
+    return RolloutStep("rollout.weights", does, args, resolved.wide(*AXES))
+
+
 @resumes("setup.prompts", "positions max_tokens")
-@resumes("setup.completions", "steps updates")
+@resumes("setup.completions", "steps updates stale")
 @resumes(
     "setup.scorer",
     "architecture attention format",
@@ -152,6 +195,7 @@ def add_prompts(graph: Builder, resolved: Resolved, loader: str) -> None:
     most = f"{longest_prompt(resolved, rollout):,} tokens"
     does = f"take prompts from documents: the text before the last answer, at most {most}"
     graph.add("setup", PROMPTS, does, args=args, after=((loader, "rows"), ("setup.tokenizer", "tokenizer")))
+    add_engine(graph, resolved, PROMPTS)
     folder = None if resolved.spec.reward is None else resolved.spec.reward.model_folder
     if folder is not None:
         scorer, form = scorer_of(resolved), resolved.formats.compute
@@ -162,7 +206,15 @@ def add_prompts(graph: Builder, resolved: Resolved, loader: str) -> None:
             args |= {"digest": scorer.digest, "architecture": scorer.architecture.to_json()}
             does += f", {scorer.architecture.title}, {bytes_text(scorer.bytes)} in {form}"
         graph.add("setup", SCORER, does, args=args, after=(loader,))
-    if rollout.period > 1:
+    if rollout.stale:
+        kept = bytes_text(kept_completions_bytes(resolved, rollout))
+        does = (
+            f"keep the completions that were asked for {plural(rollout.stale, 'step')} ahead; a checkpoint waits for "
+        )
+        does += f"completions of the steps to come and includes them, at most {kept}"
+        args = {"steps": 1, "stale": rollout.stale}
+        graph.add("setup", COMPLETIONS, does, args=args, axes=resolved.wide(*AXES), after=(loader,))
+    elif rollout.period > 1:
         again = f" and used {plural(rollout.updates, 'time')}" if rollout.updates > 1 else ""
         kept = bytes_text(kept_completions_bytes(resolved, rollout))
         does = f"keep the completions of {plural(rollout.steps, 'step')}, sampled at once{again}; a checkpoint between "
@@ -197,6 +249,13 @@ def _reward_rules(args: Mapping[str, Any]) -> Rules:
     top_p=learns("rollout.top_p", _SAMPLED),
     environment=learns("rollout.environment", _SAMPLED),
     turns=learns("rollout.turns", _SAMPLED),
+    stale=learns("rollout.stale", "completions are asked for this many steps ahead from here on"),
+)
+@resumes(
+    "rollout.weights",
+    harmless="stale=rollout.stale period=rollout.steps",
+    switch=True,
+    dtype=rounds("engine.kind", "an engine is given the weights in another number format"),
 )
 @resumes("rollout.score", by=_reward_rules)
 @resumes(
@@ -225,6 +284,7 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward | None) -> 
         **({"show": int(rollout.show.value)} if rollout.show is not None else {}),
         **({"steps": rollout.steps} if rollout.steps > 1 else {}),
         **({"updates": rollout.updates} if rollout.updates > 1 else {}),
+        **({"stale": rollout.stale} if rollout.stale else {}),
         **({"environment": rollout.environment, "turns": rollout.turns} if rollout.environment is not None else {}),
     }
     everyone, rows = resolved.wide(*AXES), resolved.wide("pp", "ring", "ulysses", "tp")
@@ -246,13 +306,18 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward | None) -> 
         does += f"{several}: {episodes_text(resolved, rollout)}; "
     does += f"{drawn_text(rollout)}; "
     does += "record the experts of each token for the step; " if rollout.replay_routing else ""
-    does += f"{cache}; at most {flops_text(share)} a rank"
-    if (seconds := sampling_seconds(resolved, rollout)) is not None:
+    engine = resolved.spec.engine
+    if engine is not None:
+        does = f"ask {engine.title} for these completions: {does}{asked_text(rollout)}"
+    else:
+        does += f"{cache}; at most {flops_text(share)} a rank"
+    if engine is None and (seconds := sampling_seconds(resolved, rollout)) is not None:
         does += f", about {seconds_text(seconds)} at full length"
     made = "the completions of a prompt form a row"
     masks = {"mask_truncated": True} if rollout.mask_truncated else {}
     made += "; truncated completions are not trained on" if masks else ""
-    nodes = [RolloutStep("rollout.generate", does, args, everyone)]
+    nodes = [weights_node(resolved, rollout, engine)] if engine is not None else []
+    nodes.append(RolloutStep("rollout.generate", does, args, everyone))
     by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
     advantages = {"scale": rollout.scale_rewards, **masks}
     if rollout.overlong is not None:
@@ -297,6 +362,14 @@ def behind_forward(resolved: Resolved) -> RolloutStep:
     )
     does += ", and the experts that the step would choose with the replayed ones" if replays else ""
     return RolloutStep("rollout.compare", does, replays, resolved.wide(*AXES))
+
+
+def asked_text(rollout: Rollout) -> str:
+    """Return when completions of an engine are learned from."""
+    if not rollout.stale:
+        return "the step waits for them"
+    ahead = plural(rollout.stale, "step")
+    return f"they are asked for {ahead} ahead, while steps train, and learned from by weights {ahead} newer"
 
 
 def drawn_text(rollout: Rollout) -> str:

@@ -23,7 +23,7 @@ from xtrain.plan.parameters import forward_flops
 from xtrain.plan.plan import Edge
 from xtrain.plan.resolved import Resolved
 from xtrain.planner.graph.data import KEPT
-from xtrain.planner.graph.rollouts import ENVIRONMENT, PROMPTS, SCORER, before_step, behind_forward
+from xtrain.planner.graph.rollouts import ENGINE, ENVIRONMENT, PROMPTS, SCORER, before_step, behind_forward
 from xtrain.planner.graph.saving import bad_step_text, on_nan, put_off_text, saves_beside, update_text
 from xtrain.planner.graph.timeline import Schedule
 from xtrain.text.units import count_text, flops_text, plural, seconds_text
@@ -153,6 +153,8 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
         for node in before_step(resolved, spec.rollout, spec.reward):
             then(node.op, node.does, node.args, node.axes)
         graph.edges.append(Edge(before=PROMPTS, after="rollout.generate", data="prompts"))
+        if spec.engine is not None:
+            graph.edges.append(Edge(before=ENGINE, after="rollout.weights", data="engine"))
         if spec.rollout.environment is not None:
             named = f"{ENVIRONMENT}.{spec.rollout.environment}"
             graph.edges.append(Edge(before=named, after="rollout.generate", data="environment"))

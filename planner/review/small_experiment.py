@@ -324,7 +324,8 @@ def _without_scale(spec: Spec, plan: Plan, files: Mapping[str, str], teacher: st
     if not isinstance(spec.scheduler, UserComponent):
         changes["scheduler"] = SCHEDULERS.default()
     if spec.rollout is not None:
-        changes["rollout"] = attrs.evolve(spec.rollout, group=ROWS_OF_PROMPT, max_tokens=4, show=None)
+        changes["rollout"] = attrs.evolve(spec.rollout, group=ROWS_OF_PROMPT, max_tokens=4, show=None, stale=0)
+        changes["engine"] = None  # the ranks of the proof sample
     if spec.reward is not None and not isinstance(spec.reward, UserComponent):
         answers = next(reward for reward in REWARDS.values() if "pattern" in settings_of(reward))
         changes["reward"] = answers(pattern=REWARDED)  # pyright: ignore[reportCallIssue]

@@ -269,6 +269,8 @@ class Completion:
     Of an episode: tokens [C]: the whole conversation, from its first message on, without the prompt. sampled [C]: 1
     for the tokens of the model's turns; the logprobs of others are 0. experts: int32 [C, width]. cut: its last turn
     was, or there was no room for another one. rewards: of its turns and its end. lost: a call exceeded its limits.
+
+    version: of an engine, the step before which the weights that sampled it were taken.
     """
 
     tokens: Sequence[int]
@@ -281,6 +283,7 @@ class Completion:
     rewards: Sequence[float] = ()
     turns: int = 0
     lost: bool = False
+    version: int | None = None
 
     @property
     def count(self) -> int:

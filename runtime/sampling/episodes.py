@@ -17,6 +17,7 @@ from xtrain.runtime.feed.tokenizers import TextTokenizer
 from xtrain.runtime.nn.batch import Completion, Prompt
 from xtrain.runtime.nn.texts import Chat, Continuation
 from xtrain.runtime.sampling.conversation import Conversations
+from xtrain.runtime.sampling.engine_sampler import EngineSampler
 from xtrain.runtime.sampling.environments import EpisodeProcess, OpenedEnvironment, Reply
 from xtrain.runtime.sampling.sampler import RowRanks, Sampler
 
@@ -92,7 +93,7 @@ class EpisodePlayer:
     """Player of episodes. conversations: by the name of a dataset. positions: of an episode in a row, which has one
     token more. Calls are collective over all ranks, which need the same number of episodes each."""
 
-    sampler: Sampler
+    sampler: Sampler | EngineSampler
     environment: OpenedEnvironment
     conversations: Mapping[str, Conversations]
     turns: int
@@ -100,7 +101,12 @@ class EpisodePlayer:
 
     @classmethod
     def of(
-        cls, plan: Plan, sampler: Sampler, environment: OpenedEnvironment, datasets: Sequence[str], turns: int
+        cls,
+        plan: Plan,
+        sampler: Sampler | EngineSampler,
+        environment: OpenedEnvironment,
+        datasets: Sequence[str],
+        turns: int,
     ) -> "EpisodePlayer":
         """Return the player of a plan's episodes. Raises DataError for a template that cannot write them."""
         positions, tokenizer = plan.node("setup.prompts").args["positions"], sampler.tokenizer
@@ -258,7 +264,7 @@ class EpisodePlayer:
                 episode.lose()
 
     def _anyone_goes_on(self, episodes: Sequence[Episode]) -> bool:
-        rank = self.sampler.author.rank
+        rank = self._ranks.rank
         going = torch.tensor(any(episode.going for episode in episodes), dtype=torch.int32, device=rank.device)
         if rank.world_size > 1:
             dist.all_reduce(going, op=dist.ReduceOp.MAX)

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -156,6 +156,8 @@ class KeptCompletions:
     name: str = "completions.npz"
     end: int = 0
     _steps: dict[int, Groups] = field(factory=dict, init=False)
+    _coming: dict[int, Callable[[], Groups]] = field(factory=dict, init=False)
+    """Functions that wait for the completions that an engine still samples, by step."""
     _stored: Mapping[int, StoredGroup] = field(factory=dict, init=False)
     """Completions of a checkpoint, until they are known to fit the resumed run."""
 
@@ -163,8 +165,22 @@ class KeptCompletions:
         """Keep the completions that `step` trains on."""
         self._steps[step], self.end = groups, step + 1
 
+    def await_(self, step: int, groups: Callable[[], Groups]) -> None:
+        """Keep the completions that `step` trains on once they are needed."""
+        self._coming[step], self.end = groups, step + 1
+
+    def settle(self, step: int | None = None) -> None:
+        """Wait for the completions of a step, None: of all steps, if an engine still samples them. Collective."""
+        for number in [each for each in self._coming if step in (None, each)]:
+            self._steps[number] = self._coming.pop(number)()
+
+    def has(self, step: int) -> bool:
+        """Return True if completions of a step are known or asked for."""
+        return step in self._steps or step in self._coming
+
     def of(self, step: int) -> Groups | None:
-        """Return the completions of a step; None without any."""
+        """Return the completions of a step; None without any. Collective with an engine."""
+        self.settle(step)
         self._steps = {number: groups for number, groups in self._steps.items() if number >= step}
         return self._steps.get(step)
 
@@ -172,7 +188,7 @@ class KeptCompletions:
         """Take the checkpoint's completions for `step` and later steps if they fit: `group` of each prompt, of at most
         `most` tokens, with `experts` if needed. Collective."""
         stored, self._stored = self._stored, {}
-        if step >= self.end or step in self._steps:
+        if step >= self.end or self.has(step):
             return
         groups_by_step: dict[int, Groups] = {}
 
@@ -206,6 +222,7 @@ class KeptCompletions:
         """Return the completions that a checkpoint after `step` steps keeps, on the first rank; None if later steps
         have none. Collective."""
         rank = self.rank
+        self.settle()
         coming = (some for number, some in self._steps.items() if number >= step)
         own = list(
             {group.prompt.place: group for some in coming for microbatch in some for group in microbatch}.values()
@@ -222,16 +239,16 @@ class KeptCompletions:
 
     def take(self, content: bytes | None) -> None:
         """Restore the completions of a checkpoint; None if it has none."""
-        self._steps, self._stored, self.end = {}, {}, 0
+        self._steps, self._coming, self._stored, self.end = {}, {}, {}, 0
         if content is not None:
             self._stored, self.end = unpacked(content)
 
 
 @op("setup.completions", gives="kept_completions", traced=False)
-def keep_completions(rank: Rank, records: Records, steps: int, updates: int = 1) -> KeptCompletions:
+def keep_completions(rank: Rank, records: Records, steps: int, updates: int = 1, stale: int = 0) -> KeptCompletions:
     """Keep the completions that `rollout.generate` samples for `steps` steps until `updates` steps have trained on
-    each; they are part of checkpoints."""
-    assert steps * updates > 1
+    each, or asks an engine for `stale` steps ahead; they are part of checkpoints."""
+    assert steps * updates > 1 or stale
     return KeptCompletions(rank=rank, records=records)
 
 
@@ -269,6 +286,8 @@ def pack(groups: Sequence[tuple[Prompt, Sequence[Completion]]], end: int) -> byt
             "turns": np.array([completion.turns for completion in flat], np.int64),
             "lost": np.array([completion.lost for completion in flat], np.bool_),
         }
+    if any(completion.version is not None for completion in flat):
+        arrays["versions"] = np.array([completion.version for completion in flat], np.int64)
     if experts:
         columns = [experts[place, n] for place, (_, completions) in known.items() for n in range(len(completions))]
         arrays |= {
@@ -306,6 +325,9 @@ def unpacked(content: bytes) -> tuple[dict[int, StoredGroup], int]:
         ]
         if "sampled" in arrays:
             completed = _episodes(arrays, completed)
+        if "versions" in arrays:
+            pairs = zip(completed, arrays["versions"].tolist(), strict=True)
+            completed = [evolve(completion, version=version) for completion, version in pairs]
         completions = iter(completed)
         known = zip(*(arrays[name].tolist() for name in ("places", "prompts", "counts")), strict=True)
         groups = {

@@ -1,7 +1,7 @@
 """Rollouts: completions from the model in training, with their log-probabilities, advantages and comparison."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -35,6 +35,7 @@ from xtrain.runtime.nn.texts import Sampling
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records
+from xtrain.runtime.sampling.engine_sampler import EngineSampler, RunEngine
 from xtrain.runtime.sampling.environments import OpenedEnvironment
 from xtrain.runtime.sampling.prompts import Groups, KeptCompletions, PromptReader
 from xtrain.runtime.sampling.sampler import RowRanks, Sampler
@@ -61,6 +62,7 @@ def generate(
     show: int | None = None,
     steps: int = 1,
     updates: int = 1,
+    stale: int = 0,
     environment: str | None = None,
     turns: int = 1,
     environments: Mapping[str, OpenedEnvironment] | None = None,
@@ -68,25 +70,32 @@ def generate(
     kept_completions: KeptCompletions | None = None,
     pipeline: PipelineSchedule | None = None,
     beat: HeartbeatWriter | None = None,
+    engine: RunEngine | None = None,
 ) -> StepCall:
     """Sample `group` completions of each prompt, in the microbatches that they will form.
 
     Draws depend on the seed, the prompt's place in the run, the completion's number and the position, whatever the
     ranks. show: record those of the first prompt every `show` steps. steps, updates: steps divisible by their product
     sample for all steps up to the next such step; each completion is used in `updates` of them. environment:
-    completions are episodes with it, of at most `turns` turns. Raises NonFinite on all ranks alike if no token can be
-    chosen, and PartFailed if the environment does something invalid.
+    completions are episodes with it, of at most `turns` turns. engine: samples instead of the ranks of the run. stale:
+    it is asked for the completions of this many steps ahead. Raises NonFinite on all ranks alike if no token can be
+    chosen, PartFailed if the environment does something invalid, and EngineFailed on all ranks alike.
     """
-    author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-    sampler = Sampler(
-        author=author,
-        tokenizer=tokenizer,
-        row_ranks=RowRanks.of(rank, meshes),
-        sampling=sampling,
-        most=max_tokens,
-        records=replay_routing,
-    )
+    sampling, row_ranks = Sampling(temperature=temperature, top_k=top_k, top_p=top_p), RowRanks.of(rank, meshes)
+    sampler: Sampler | EngineSampler
+    if engine is not None:
+        sampler = EngineSampler(
+            engine=engine, tokenizer=tokenizer, row_ranks=row_ranks, sampling=sampling, most=max_tokens, beat=beat
+        )
+    else:
+        sampler = Sampler(
+            author=TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat),
+            tokenizer=tokenizer,
+            row_ranks=row_ranks,
+            sampling=sampling,
+            most=max_tokens,
+            records=replay_routing,
+        )
 
     player, most = None, max_tokens
     names = [dataset.name for dataset in prompts.loader.datasets]
@@ -112,7 +121,38 @@ def generate(
         parts = (completions[first : first + group] for first in range(0, len(pairs), group))
         return [SampledGroup(prompt, part) for prompt, part in zip(microbatch, parts, strict=True)]
 
+    def asked_for(number: int) -> Callable[[], Groups]:
+        """Ask the engine for the completions of a step, and return the function that waits for them."""
+        assert isinstance(sampler, EngineSampler)
+        microbatches = prompts.of_step(number)
+        pairs = [(prompt, each) for microbatch in microbatches for prompt in microbatch for each in range(group)]
+        coming = sampler.ask(
+            [prompt.ids.tolist() for prompt, _ in pairs],
+            [prompts.ends_of(prompt) for prompt, _ in pairs],
+            [f"{seed} {prompt.place} {each}" for prompt, each in pairs],
+        )
+
+        def groups() -> Groups:
+            completions = iter(coming())
+            return [[SampledGroup(prompt, [next(completions) for _ in range(group)]) for prompt in microbatch]
+                    for microbatch in microbatches]  # fmt: skip
+
+        return groups
+
     def of_step(step: Step) -> list[list[SampledGroup]]:
+        if engine is not None and player is None and kept_completions is None:
+            step.sampled = True
+            return asked_for(step.index)()
+        if stale:
+            assert kept_completions is not None and feed is not None
+            kept_completions.find(step.index, prompts, group=group, most=most, experts=False)
+            for number in range(step.index, min(step.index + stale + 1, feed.steps)):
+                if not kept_completions.has(number):
+                    kept_completions.await_(number, asked_for(number))
+            groups = kept_completions.of(step.index)
+            assert groups is not None
+            step.sampled = all(each.version == step.index for group in groups[0] for each in group.completions)
+            return groups
         if kept_completions is None:
             step.sampled = True
             return [sampled(microbatch) for microbatch in prompts.of_step(step.index)]
@@ -156,6 +196,12 @@ def generate(
         begin, step.sample = time.perf_counter(), sample
         with sampling_mode(step):
             step.groups = of_step(step)
+        if engine is not None:
+            ages = [step.index - one.version for some in step.groups for each in some for one in each.completions
+                    if one.version is not None]  # fmt: skip
+            step.metrics["rollout/age"] = sum(ages) / max(1, len(ages))
+            for remark in engine.remarks():
+                records.warn(remark, step=step.index + 1)
         for sampled_group in (each for microbatch in step.groups for each in microbatch if player is not None):
             sampled_group.rewards = sampled_group.rewards_of_episodes()
         if show is not None and step.index % show == 0:

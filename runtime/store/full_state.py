@@ -100,9 +100,10 @@ class FullState:
         packed = self.completions.packed(self.progress.step) if self.completions is not None else None
         return {self.completions.name: packed} if self.completions is not None and packed is not None else {}
 
-    def weights(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the weights to publish under the names of a model, and their description."""
-        if self.ema is not None and self.ema.publishes and self.ema.updates:
+    def weights(self, *, averaged: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the weights to publish under the names of a model, and their description. averaged: the averages, if
+        they are published."""
+        if averaged and self.ema is not None and self.ema.publishes and self.ema.updates:
             return self.ema.tensors("model"), {"weights": "averaged", "ema": self.ema.described()}
         return self._model_tensors(), {"weights": "trained"}
 

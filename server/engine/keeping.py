@@ -157,8 +157,20 @@ def read_exported(folder: Path, slots: Slots) -> tuple[int, dict[str, Tensor]]:
     if slots.adapter is None:
         if (folder / CONFIG).is_file():
             return 0, read_model(folder, slots.architecture, slots.trained(WHOLE))
-        return 0, dict(read_kept(folder).tensors)
-    rank = int(json.loads((folder / PEFT_CONFIG).read_text())["r"])
+        return 0, _fitting(dict(read_kept(folder).tensors), {spec.name: spec for spec in slots.trained(WHOLE)})
+    config = json.loads((folder / PEFT_CONFIG).read_text())
+    rank = int(config["r"])
+    if not 1 <= rank <= slots.adapter.largest:
+        raise ValueError(f"it has rank {rank}, and the server's adapter at most {slots.adapter.largest}")
+    own = peft_config(
+        slots.shaped(rank),
+        slots.trained(replace(WHOLE, rank=rank)),
+        None,
+        planned(slots.adapter, PlannedAdapter).for_peft,
+    )
+    for name in ("lora_alpha", "use_rslora"):
+        if config.get(name) != own.get(name):
+            raise ValueError(f"it has {name} {config.get(name)}, and the server's adapter {own.get(name)}")
     stored = _tensors(folder, PEFT_WEIGHTS)
     whole = replace(WHOLE, rank=rank)
     specs: dict[str, ParameterSpec] = {spec.name: spec for spec in slots.trained(whole)}
@@ -173,7 +185,16 @@ def read_exported(folder: Path, slots: Slots) -> tuple[int, dict[str, Tensor]]:
             values[name] = value
         else:
             values.setdefault(name, torch.zeros(specs[name].shape, dtype=value.dtype))[part.expert] = value
-    return rank, values
+    return rank, _fitting(values, specs)
+
+
+def _fitting(values: dict[str, Tensor], specs: Mapping[str, ParameterSpec]) -> dict[str, Tensor]:
+    """Return tensors that parameters of the slot can take. Raises ValueError for others, of which clients send any."""
+    for name, value in values.items():
+        shape = specs[name].shape if name in specs else ()
+        if tuple(value.shape) != shape:
+            raise ValueError(f"it has {name} of shape {list(value.shape)}, and the model {list(shape)}")
+    return values
 
 
 def _tensors(folder: Path, name: str) -> dict[str, Tensor]:

@@ -254,7 +254,8 @@ class DrawnRow:
     draws: random.Random = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.draws = random.Random(f"{self.values['seed']}/{self.number}")
+        seed = self.values["seed"]
+        self.draws = random.Random(seed[self.number] if isinstance(seed, list) else f"{seed}/{self.number}")
 
     @property
     def sampling(self) -> Sampling:

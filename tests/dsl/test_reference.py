@@ -106,12 +106,14 @@ def is_a_set(field):
     family = "adapter lora" if kind == "adapter" and not field.is_label else family
     reward = 'model { folder = "models/reward" }' if field.only[:1] == ("model",) else "exact_answer"
     family = f"reward {reward}" if kind == "reward" and not field.is_label else family
+    family = 'engine vllm { url = "http://a" }' if kind == "engine" and not field.is_label else family
     family = "precision { base nf4 }" if field.path.startswith("precision.base.") and not field.is_label else family
     method = f"method {field.only[0]} {{ {given.get(kind, '')} }}" if kind == "sweep" and field.only else ""
     family = f"sweep {{ lr in [1, 2], objective = eval.stdlib.loss, {method} }}" if kind == "sweep" else family
     others = kind if (component and (field.only or field.is_label)) or kind == "serve" else ""
     family = family or ("optimizer adamw { lr = 1 }" if others == "optimizer" else "")
     expected = ["X219"] if field.path in OF_USERS else []
+    expected = ["X204"] if field.path == "engine.kind" else expected  # it needs a `url`
     expected = ["X217"] if field.path.startswith("environment.") else expected  # there is none to set
     assert wrong(family, filled(found[1].strip("'")), without=others) == expected
 

@@ -105,7 +105,7 @@ def test_every_block_of_a_spec_has_a_kind():
 def test_every_kind_of_the_language_is_known():
     language = """experiment workspace launch cluster launcher model adapter task tokenizer dataset mixture batch loss
     optimizer group scheduler ema precision compile activation parallel checkpoint log hook step
-    evaluation_step fault_tolerance alerts serve sweep phase rollout reward environment train epoch policy"""
+    evaluation_step fault_tolerance alerts serve sweep phase rollout reward environment engine train epoch policy"""
     assert set(language.split()) == set(blocks.KINDS)
     assert {"compile", "activation"} <= set(blocks.KINDS)
 
@@ -146,7 +146,12 @@ def test_every_choice_can_be_written(load):
                 of_kind(path, name, [f"loss={kind}", *teacher], each, spell, parts=parts_of(attribute))
             return
         label = f"{path}={meta.only[0]}" if meta.only else f"{path}.{name}=zzz"
-        needed = {"activation": "selective", "adapter": "lora", "reward": "exact_answer"}  # they need a label
+        needed = {
+            "activation": "selective",
+            "adapter": "lora",
+            "reward": "exact_answer",
+            "engine": "vllm",
+        }  # they need a label
         label = f"{path}={needed[path]}" if path in needed else label
         pods = ['launcher.image="x"', 'launcher.volumes=["x:/work"]'] if label == "launcher=kubernetes" else []
         of_kind(path, name, [label, *pods], words, spell, parts=parts_of(attribute))

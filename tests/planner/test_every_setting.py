@@ -137,7 +137,7 @@ EXEMPT = {
     "model.rope.share": "of proportional: tests/planner/test_model_folder.py",
     "model.coding": "of folders with codes: tests/runtime/store/test_round_trip.py",
     "parametrization": "of optimizers like Adam alone: tests/runtime/nn/test_parameter_groups.py",
-    **dict.fromkeys(("rollout", "reward"), "of data that is sampled: tests/planner/test_rollout.py"),
+    **dict.fromkeys(("rollout", "reward", "engine"), "of data that is sampled: tests/planner/test_rollout.py"),
     **dict.fromkeys(("step", "evaluation_step"), "a function of a module: tests/dsl/test_user_components.py"),
     "sweep": "of other runs: tests/planner/test_sweep.py",
     "serve": "in place of training: tests/planner/test_server.py",

@@ -26,6 +26,8 @@ BLOCKS = {
     "rollout": "rollout { group = 4, max_tokens = 20 }",
     "reward": "reward exact_answer { }",
 }
+ENGINE = 'engine vllm { url = "http://gpu2:8000" }'
+SAMPLED = {"reward": f"{BLOCKS['reward']}\n{ENGINE}"}
 DISTILL = 'loss distill { teacher = "t", live = true }'
 EXPERTS = """model qwen3_moe {
   dim = 64, layers = 3, heads = 8, kv_heads = 4, experts = 4, experts_per_token = 2, expert_ffn = 32
@@ -67,6 +69,9 @@ def test_the_cache_and_the_logits_of_completions_are_part_of_the_memory(make_pla
     # Of 512 completions keys and values of a position, 4 heads of 8 each, and four copies of their logits; all in fp32.
     sampling = 4 * 512 * (2 * 4 * 8 + 4 * 50_000)
     assert memory.total_bytes == memory.parameters + memory.gradients + memory.optimizer + sampling
+    # An engine has its own.
+    other = make_plan(**blocks | SAMPLED).estimates.classes[0].memory
+    assert other.total_bytes < memory.total_bytes and other.parameters == memory.parameters
 
 
 def test_how_long_sampling_takes_is_said_where_the_machines_are_known(make_plan, plan):
@@ -193,7 +198,8 @@ OF_EPISODES = ("environment", "turns")
     "attribute", [each for each in fields(Rollout) if each.name not in OF_EPISODES], ids=lambda each: each.name
 )
 def test_every_setting_is_in_the_plan_and_said_of_a_resume(load, attribute):
-    spec = load(**BLOCKS | ({"model": EXPERTS} if attribute.name == "replay_routing" else {}))
+    of_one = {"replay_routing": {"model": EXPERTS}, "stale": SAMPLED}
+    spec = load(**BLOCKS | of_one.get(attribute.name, {}))
     plan = compile_plan(spec).plan
     assert plan is not None
     assert spec.rollout is not None
@@ -331,8 +337,53 @@ WRONG = {
     "groups of other phases": ({"rollout": "rollout { group = 4, max_tokens = 20, attempts = 2 }",
             "more": "phase late { from = 50%, mix = { code: 1 } }"}, "last phase alone",
         "attempts = 1"),
+    "a sampler without rollouts": ({"rollout": "", "reward": ENGINE}, "there is none", "rollout {"),
+    "ahead of the ranks": ({"rollout": "rollout { group = 4, max_tokens = 20, stale = 1 }"}, "in turn", "engine vllm"),
+    "tokens left by an engine": ({"rollout": "rollout { group = 4, max_tokens = 20, top_k = 9 }", **SAMPLED},
+        "of the tokens that `top_k` leaves", "remove"),
+    "experts of an engine": ({"model": EXPERTS, **SAMPLED,
+            "rollout": "rollout { group = 4, max_tokens = 20, replay_routing = true }"}, "to which experts", "remove"),
+    "codes for an engine": ({"rollout": BLOCKS["rollout"], **SAMPLED, "precision": "precision { base int8 }"},
+        "an engine does not take", "adapter"),
+    "ahead and several steps": ({**SAMPLED,
+            "rollout": "rollout { group = 4, max_tokens = 20, stale = 1, steps = 2 }"},
+        "by their own rule", "steps = 1"),
+    "ahead without a ratio": ({"loss": DISTILL, **SAMPLED,
+            "rollout": "rollout { group = 4, max_tokens = 20, stale = 1 }"},
+        "by how much the weights have moved", "cispo"),
     "other weights": ({"optimizer": "optimizer schedule_free { lr = 1e-3 }"}, "weights other than", "adamw"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("engine", "adapter", "format", "size"),
+    [("vllm", "adapter lora { rank = 4 }", "fp32", None), ("vllm", "", "bf16", 2), ("server", "", "fp32", 4)],
+)
+def test_an_engine_is_a_node_and_is_given_the_weights(
+    make_plan, engine: str, adapter: str, format: str, size: int | None
+):
+    own = make_plan(**BLOCKS)
+    named = f'{BLOCKS["reward"]}\nengine {engine} {{ url = "http://gpu2:8000", key = "KEY" }}\n{adapter}'
+    blocks = BLOCKS | {"reward": named, "precision": "precision { compute = bf16 }"}
+    plan = make_plan(**blocks | {"rollout": "rollout { group = 4, max_tokens = 20, stale = 2 }"})
+    steps = [node.id for node in plan.nodes if node.kind == "step"]
+    assert steps.index("rollout.weights") + 1 == steps.index("rollout.generate")
+    args = {"kind": engine, "url": "http://gpu2:8000", "patience": 600, "key": "KEY"}
+    assert plan.node("setup.engine").args == args | {"rank_of_adapter": 4 if adapter else 0}
+    trained = sum(each.size for each in plan.parameters.tensors if each.trained)
+    weights = plan.node("rollout.weights")
+    assert weights.args == {"dtype": format, "stale": 2}
+    assert bytes_text(trained * (size or 4)) in weights.does and f" in {format}, " in weights.does
+    assert ("by the weights before are awaited" in weights.does) == (engine == "vllm" and not adapter)
+    assert "asked for 2 steps ahead" in plan.node("rollout.generate").does
+    assert plan.node("setup.completions").args == {"steps": 1, "stale": 2}
+    assert "key-value cache" in own.node("rollout.generate").does
+    assert "key-value cache" not in plan.node("rollout.generate").does
+    # Another engine is the same experiment.
+    if not adapter:
+        others = [make_plan(**blocks), make_plan(**blocks | {"reward": BLOCKS["reward"]})]
+        assert others[0].config_id == others[1].config_id != plan.config_id
+        assert resumable(*others).kind == resumable(*others[::-1]).kind == "safe"
 
 
 @pytest.mark.parametrize("name", WRONG)

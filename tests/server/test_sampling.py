@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy_engine import NumpyEngine
-from server_client import MODEL, Client, Served, datum, row, samples
+from server_client import MODEL, Sampling, Served, datum, row, unnamed_of
 
 from xtrain.server.access import ServerLimits
 from xtrain.server.engine_interface import SampleQueue
@@ -19,36 +19,10 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield one
 
 
-class Sampling:
-    """A sampling session, and the number of its last request."""
-
-    def __init__(self, served: Served, id: str) -> None:
-        self.served, self.id, self.seq = served, id, -1
-
-    def ask(self, tokens: list[int], more: dict[str, Any] | None = None, **params: Any) -> dict[str, Any]:
-        self.seq += 1
-        prompt = {"chunks": [{"type": "encoded_text", "tokens": tokens}]}
-        body = {"prompt": prompt, "sampling_params": {"max_tokens": 6} | params} | (more or {})
-        return self.served.post("asample", sampling_session_id=self.id, seq_id=self.seq, **body)
-
-    def draw(self, tokens: list[int], more: dict[str, Any] | None = None, **params: Any) -> dict[str, Any]:
-        return samples(self.served.result(self.ask(tokens, more, **params)))
-
-    def error(self, tokens: list[int], more: dict[str, Any] | None = None, **params: Any) -> str:
-        found = self.served.result(self.ask(tokens, more, **params))
-        assert found["category"] == "user"
-        return found["error"]
-
-
 def base_of(served: Served) -> Sampling:
     session = served.session()
     found = served.post("create_sampling_session", session_id=session, sampling_session_seq_id=0, base_model=MODEL)
     return Sampling(served, found["sampling_session_id"])
-
-
-def unnamed_of(client: Client, number: int) -> Sampling:
-    found = client.result(client.send("save_weights_for_sampler", sampling_session_seq_id=number))
-    return Sampling(client.served, found["sampling_session_id"])
 
 
 def test_a_sampler_does_not_move_with_its_model(served: Served) -> None:

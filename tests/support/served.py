@@ -95,6 +95,32 @@ def _serve(rank: int, world: int, text: str, script: Script, folder: Path, args:
     return found
 
 
+@contextmanager
+def one_rank(plan: Plan, folder: Path) -> Iterator[Engine]:
+    """The engine of a plan of one rank, in this process, which works in `folder`."""
+    from xtrain.runtime.base.state import Progress, Rank
+    from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+    from xtrain.runtime.observe.records import Records
+    from xtrain.server.engine.ranks import set_up
+    from xtrain.server.engine.started import RanksEngine
+
+    here = Rank(
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        data_rank=0,
+        data_ranks=1,
+        device=torch.device("cpu"),
+        pipeline_ranks=1,
+        coordinates=plan.mesh.coordinates(0),
+    )
+    folder.mkdir(exist_ok=True)
+    records = Records.open(folder, 0)
+    resources: dict[str, Any] = {"plan": plan, "rank": here, "records": records, "progress": Progress()}
+    ranks = set_up(plan, resources | {"beat": HeartbeatWriter()}, without=("setup.bootstrap", "setup.watch"))
+    yield RanksEngine(plan, ranks.lead)
+
+
 # A training server that listens on a free port of this machine, in a thread of this process ---------------------------
 
 
@@ -113,7 +139,8 @@ def listening(
     """Its URL; it takes the key KEY unless there are others, and is stopped at the end."""
     server = TrainingServer(engine, folder, limits or ServerLimits(poll=2.0))
     app = app_of(server, keys or Keys({"me": KEY}), origins=origins)
-    config = uvicorn.Config(app, port=port, log_config=None, lifespan="off")
+    # A client that has connected while the server ends keeps asking it.
+    config = uvicorn.Config(app, port=port, log_config=None, lifespan="off", timeout_graceful_shutdown=5)
     listener, ready = uvicorn.Server(config), threading.Event()
     began = listener.startup
 

@@ -200,3 +200,29 @@ def samples(raw: Any) -> dict[str, Any]:
         one["tokens"] = np.frombuffer(one["tokens"], "<i4").tolist()
         one["logprobs"] = np.frombuffer(one["logprobs"], "<f4")
     return found | {"prompt": np.frombuffer(message.prompt, "<f4")}
+
+
+class Sampling:
+    """A sampling session, and the number of its last request."""
+
+    def __init__(self, served: Served, id: str) -> None:
+        self.served, self.id, self.seq = served, id, -1
+
+    def ask(self, tokens: list[int], more: dict[str, Any] | None = None, **params: Any) -> dict[str, Any]:
+        self.seq += 1
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": tokens}]}
+        body = {"prompt": prompt, "sampling_params": {"max_tokens": 6} | params} | (more or {})
+        return self.served.post("asample", sampling_session_id=self.id, seq_id=self.seq, **body)
+
+    def draw(self, tokens: list[int], more: dict[str, Any] | None = None, **params: Any) -> dict[str, Any]:
+        return samples(self.served.result(self.ask(tokens, more, **params)))
+
+    def error(self, tokens: list[int], more: dict[str, Any] | None = None, **params: Any) -> str:
+        found = self.served.result(self.ask(tokens, more, **params))
+        assert found["category"] == "user"
+        return found["error"]
+
+
+def unnamed_of(client: Client, number: int) -> Sampling:
+    found = client.result(client.send("save_weights_for_sampler", sampling_session_seq_id=number))
+    return Sampling(client.served, found["sampling_session_id"])

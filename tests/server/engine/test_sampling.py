@@ -1,6 +1,7 @@
 """What a server writes has the probabilities that it trains with; what it keeps goes on exactly."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -386,6 +387,35 @@ def test_what_is_kept_goes_on_exactly(sets: tuple[str, ...], tmp_path: Path):
     assert "rank 4, but the model has 5" in refused["other rank"]
     config = json.loads((tmp_path / "run" / "peft" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (5, 16)
+
+
+def foreign(engine: Any, folder: Path) -> list[str]:
+    """What is said of weights that clients could send, each with a fault."""
+    engine.create_model("a", AdapterSettings(rank=4, seed=3))
+    engine.export("a", folder / "good")
+    faults: dict[str, tuple[str, Any]] = {
+        "rank": ("adapter_config.json", lambda text: text.replace(b'"r": 4', b'"r": 99')),
+        "alpha": ("adapter_config.json", lambda text: text.replace(b'"lora_alpha": 16', b'"lora_alpha": 17')),
+        "shape": ("adapter_config.json", lambda text: text.replace(b'"r": 4', b'"r": 2')),
+        "cut": ("adapter_model.safetensors", lambda content: content[:-40]),
+        "none": ("adapter_model.safetensors", lambda content: b""),
+    }
+    said = []
+    for name, (file, change) in faults.items():
+        shutil.copytree(folder / "good", folder / name)
+        content = (folder / name / file).read_bytes()
+        (folder / name / file).write_bytes(change(content))
+        assert (folder / name / file).read_bytes() != content
+        (found,) = draw(engine, evolve(REQUEST, weights=folder / name))
+        said.append(str(found))
+    assert draw(engine, evolve(REQUEST, weights=folder / "good"))[0].samples
+    return said
+
+
+def test_weights_that_do_not_fit_are_refused_and_spoil_nothing(tmp_path: Path):
+    said = served(server_plan(tmp_path, world=1), foreign, tmp_path / "served")
+    for found, words in zip(said, ("rank 99", "lora_alpha 17", "of shape", "", ""), strict=True):
+        assert found.startswith("the weights to sample from cannot be read: ") and words in found
 
 
 def test_an_exported_adapter_is_read_by_peft(tmp_path: Path):
