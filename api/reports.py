@@ -1,13 +1,20 @@
 """Reports of runs and sweeps as HTML: the page of `xtrain report`, and the parts that a notebook shows."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from xtrain.plan.serialise import PlanError, load_plan
 from xtrain.planner.review.page import render
+from xtrain.regular_files import read_regular
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.store.certificates import certificate_path, check_certificate
 from xtrain.text.printing import whole_pages
 from xtrain.tui.report.content import report_of
 from xtrain.tui.report.page import page
+
+_MOST_BYTES: Final = 1 << 20
 
 
 def report_page(directories: Sequence[Path], sweep: Path | None = None) -> str:
@@ -18,9 +25,21 @@ def report_page(directories: Sequence[Path], sweep: Path | None = None) -> str:
 
 
 def _plan_texts(directory: Path) -> list[tuple[str, str]]:
-    """Return the page of a run's plan, uncut; empty if this version cannot read the plan."""
+    """Return the page of a run's plan, uncut, and of its certificate if there is one; empty if this version cannot read
+    the plan."""
     try:
+        plan = load_plan(directory / "plan.json")
         with whole_pages():
-            return [("Plan", render(load_plan(directory / "plan.json")))]
+            texts = [("Plan", render(plan))]
     except (OSError, ValueError, PlanError):
         return []
+    if (file := certificate_path(plan)).exists():
+        try:
+            check_certificate(plan, None)
+            state = "valid"
+        except EnvironmentFault as problem:
+            state = f"not valid here: {problem}"
+        with suppress(OSError):  # of a file that was written elsewhere there is no page
+            state += "\n\n" + read_regular(file.with_suffix(".txt"), _MOST_BYTES).decode(errors="replace")
+        texts.append(("Certificate", state))
+    return texts

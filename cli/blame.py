@@ -68,6 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain blame`. The help lists the exit statuses."""
+    from xtrain.runtime.base.files import write
+
     if (arguments.step is None) == (arguments.alert is None):
         raise Refused(2, "xtrain blame: give the step of the spike: --step N, or --alert N")
     directory = enter(run_named(arguments.run_directory, 3))
@@ -78,8 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
     spike = _spike(directory, step, arguments.metric)
     search = SpikeSearch(window, spike, arguments.world, RunData(directory))
     found = search.run()
+    said = json.dumps(search.as_json(found))
+    write(directory.parent.with_name(f"{directory.parent.name}-replays") / f"blame-{directory.name}-{step}.json", said)
     if arguments.json:
-        print(json.dumps(search.as_json(found)))
+        print(said)
     else:
         search.show(found)
     return 0 if found else 1

@@ -29,6 +29,12 @@ exit codes: 0 submitted, printed or cancelled, 2 the spec is wrong, 3 the launch
 """
 
 
+NEEDS_SAVED = (
+    "which needs a saved plan, because a launched spec has another id; launch ROOT/approvals/PLAN_ID/"
+    "approved-plan.json, which `xtrain approve` writes"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("spec", metavar="SPEC", help="a spec or a plan.json; with --cancel a run directory")
@@ -58,20 +64,23 @@ def run(arguments: argparse.Namespace) -> int:
         return _cancel(Path(arguments.spec))
     from xtrain.cli.run_sweep import launch as launch_sweep
     from xtrain.plan.serialise import dumps
+    from xtrain.planner.load import is_saved
+    from xtrain.planner.review.proposal import policy_of
     from xtrain.runtime.jobs.approvals import check_approval
     from xtrain.runtime.jobs.submitted import job_launcher, submit_job
 
     arguments.sets = [*_chosen(arguments), *arguments.sets]
-    if arguments.approved is not None and not arguments.spec.endswith(".json"):
-        hint = "launch ROOT/approvals/PLAN_ID/approved-plan.json, which `xtrain approve` writes"
-        raise Refused(
-            2, f"xtrain launch: --approved needs a saved plan, because a launched spec has another id; {hint}"
-        )
+    if arguments.approved is not None and not is_saved(arguments.spec):
+        raise Refused(2, f"xtrain launch: --approved demands an approval, {NEEDS_SAVED}")
     if (status := launch_sweep(arguments, _launcher)) is not None:
         return status
     job = _job(arguments)
-    if arguments.approved is not None:
-        check_approval(job.plan, Path(arguments.approved) if arguments.approved else None)
+    policy = policy_of(job.plan)
+    if arguments.approved is not None or (policy is not None and policy.approval == "required"):
+        if not is_saved(arguments.spec):
+            raise Refused(2, f"xtrain launch: the policy demands an approval, {NEEDS_SAVED}")
+        signers = arguments.approved or (policy and policy.signers)
+        check_approval(job.plan, Path(signers) if signers else None)
     if arguments.dry:
         for number, (name, text) in enumerate(job_launcher(job.launcher.kind).files(job).items()):
             sys.stdout.write(f"{'' if number == 0 else chr(10)}# {job.files / name}\n{text}")

@@ -24,7 +24,7 @@ GROUPS = {
     ),
     "look before you run": ("plan", "diff", "review", "solve", "prove", "data", "doctor", "approve"),
     "train": ("run", "launch", "sweep", "serve", "find-lr", "coord-check", "replay", "forget"),
-    "watch": ("runs", "watch", "report", "control", "seen", "blame", "bisect", "fit-law"),
+    "watch": ("runs", "watch", "report", "control", "seen", "blame", "bisect", "fit-law", "calibrate"),
     "use what was trained": ("checkpoint", "generate", "export", "merge"),
 }
 # Verb → words of other programs for it.

@@ -138,11 +138,16 @@ def _kept_copies(dataset: "SearchedDataset", documents: list[int]) -> list[int]:
     import numpy as np
 
     from xtrain.runtime.feed.cleaning import first_copies
+    from xtrain.text.units import plural
 
     if dataset.data.left_out is None or dataset.store.choices is not None:
         return []
     repeated = np.intersect1d(dataset.data.left_out.repeated, np.array(documents, dtype=np.int64))
     firsts = first_copies(dataset.store, repeated.tolist())
+    if dataset.data.left_out.similar and len(repeated):
+        note = "were left out because they resemble earlier ones, which are searched only if they are equal"
+        print(f"note: {plural(len(repeated), 'document')} of {dataset.name} {note}", file=sys.stderr)
+    firsts = {document: first for document, first in firsts.items() if document != first}
     for document, first in firsts.items():
         note = f"note: {dataset.name}:{document} repeats {dataset.name}:{first}, which is searched as well"
         print(note, file=sys.stderr)

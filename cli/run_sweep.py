@@ -118,10 +118,15 @@ def launch(arguments: argparse.Namespace, launcher_of: "Callable[[Plan, str | No
     launcher_of: returns the launcher of a plan, or the named one. Raises Refused, EnvironmentFault.
     """
     from xtrain.planner.load import is_saved
+    from xtrain.planner.review.proposal import policy_of
 
     plan = None if is_saved(arguments.spec) else _compiled(arguments)
     if plan is None:
         return None
+    policy = policy_of(plan.base)
+    if policy is not None and policy.approval == "required":
+        hint = "approve and launch a trial's plan alone"
+        raise Refused(2, f"xtrain launch: the policy demands approved plans, and trials of a sweep have none; {hint}")
     launcher = launcher_of(plan.base, arguments.on)
     if launcher.alone:
         raise Refused(2, "xtrain launch: `xtrain run` trains the trials of a sweep on this machine")

@@ -6,6 +6,7 @@ from typing import Literal
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import ParameterSpec, pairs_within
 
+Label = Literal["exact", "interpolated", "extrapolated"]
 TrafficOp = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "recv"]
 
 
@@ -43,7 +44,8 @@ class Hardware:
     `restart_seconds` after a failure, None: as computed by `costs/run.py`. storage: bytes per second of checkpoints,
     over all ranks. fp8_flops: FLOP/s of products in fp8, if supported. capability: major CUDA compute capability, and
     measured: name of the devices and time, if memory and speed were measured; a plan's id then does not depend on them.
-    The other fields describe a start, None if `costs/run.py` has their values or they are unknown.
+    calibration: file with measured step times; the id does not depend on them either. The other fields describe a
+    start, None if `costs/run.py` has their values or they are unknown.
     """
 
     preset: str
@@ -65,6 +67,7 @@ class Hardware:
     compile_seconds: float | None = None
     capability: int | None = None
     measured: str | None = None
+    calibration: str | None = None
 
     def at_usual_speed(self, flops: int, fp8: int) -> float:
         """Return FLOPs, `fp8` of them in fp8, as FLOPs of the compute format that take the same time."""
@@ -165,6 +168,8 @@ class Times:
 
     computing: products at the likely efficiency. exposed: communication without concurrent computation. mfu: FLOPs
     without recomputation, divided by the devices' peak; equals the run's own mfu if each row is one whole document.
+    label: relation to the measured runs of `cluster.calibration`, None without them; beyond: how it lies outside of
+    them.
     """
 
     computing: float
@@ -174,6 +179,8 @@ class Times:
     slow: float
     tokens_per_second: float
     mfu: float
+    label: Label | None = None
+    beyond: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)

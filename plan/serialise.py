@@ -23,7 +23,7 @@ from xtrain import version
 from xtrain.dsl.schema.setting import file_name
 from xtrain.plan.architecture import Architecture, ParameterSpec
 from xtrain.plan.canonical import fingerprint
-from xtrain.plan.estimates import Estimates, Hardware, Memory, Parameters, RankClass, Traffic, Work
+from xtrain.plan.estimates import Estimates, Hardware, Memory, Parameters, RankClass, Times, Traffic, Work
 from xtrain.plan.mesh import AXES, EXPERT_AXES, build_mesh
 from xtrain.plan.plan import (
     FORMAT,
@@ -102,7 +102,9 @@ LATER: dict[type, tuple[str, ...]] = {
         "compile_seconds",
         "capability",
         "measured",
+        "calibration",
     ),
+    Times: ("label", "beyond"),
 }
 
 # Fields with another key in the file, so that older plans keep their ids.
@@ -149,13 +151,15 @@ def plan_id(plan: Plan, *, with_reasons: bool = False) -> str:
     if not with_reasons:
         content["refused"] = [{**each, "reason": ""} for each in content["refused"]]
     if plan.cluster.measured is not None:
+        content["cluster"] = {key: content["cluster"][key] for key in ("preset", "nodes", "devices")}
+    if plan.cluster.measured is not None or plan.cluster.calibration is not None:
         _leave_out_measured(content)
     return fingerprint(content)
 
 
 def _leave_out_measured(content: dict[str, Any]) -> None:
-    """Remove memory and speed of a measured machine, and what was computed from them: they decide nothing in a run."""
-    content["cluster"] = {key: content["cluster"][key] for key in ("preset", "nodes", "devices")}
+    """Remove measured step times, and what was computed from measured speeds: they decide nothing in a run."""
+    content["cluster"].pop("calibration", None)
     estimates = content["estimates"]
     timeless = [
         {**each, "traffic": [{**call, "seconds": None} for call in each["traffic"]]} for each in estimates["classes"]

@@ -355,7 +355,8 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     choices = choices_of(words)
     known = isinstance(data, Word) and (data.text in choices or closest(data.text, choices) is not None)
     named = isinstance(data, Word) and bool({int, float} & {*parts}) and not known
-    if words is not None and (len(parts) == 1 or (isinstance(data, Word | str) and not other_text and not named)):
+    worded = (isinstance(data, Word | str) and not other_text and not named) or (data is None and "none" in choices)
+    if words is not None and (len(parts) == 1 or worded):
         return _word(words, value, context)
     plain = str if isinstance(data, EnvText) else type(data)
     if len(parts) > 1 and plain in parts and plain in (bool, int, float, str):

@@ -99,6 +99,15 @@ class Cluster(Component):
         role=Role.EXECUTION,
         example="45%",
     )
+    calibration: str | None = setting(
+        "file with measured step times, written by `xtrain calibrate`, from which step times are predicted; none: from "
+        "`efficiency` and data sheets",
+        default=None,
+        check=file_path,
+        role=Role.EXECUTION,
+        example='"calibration.json"',
+        added=True,
+    )
     link: Quantity | Auto = setting(
         "bandwidth of a device inside its node, bytes per second; auto: from the preset",
         default=AUTO,

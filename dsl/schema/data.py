@@ -7,6 +7,7 @@ from xtrain.dsl.schema.losses import WEIGHTS
 from xtrain.dsl.schema.setting import (
     AUTO,
     Auto,
+    Range,
     Role,
     at_least,
     between,
@@ -187,9 +188,12 @@ class Dataset:
     bad_records: int = setting(
         "unreadable records that are reported and skipped before the run fails", default=0, check=at_least(0)
     )
-    deduplicate: Literal["none", "exact"] = setting(
-        "exact: leave out documents with the same tokens and numbers as an earlier document of the dataset",
+    deduplicate: float | Literal["none", "exact"] = setting(
+        "exact: leave out documents with the same tokens and numbers as an earlier document of the dataset; a number: "
+        "those that resemble an earlier one at least so much (share of common runs of 5 words, by MinHash)",
         default="none",
+        check=Range(low=0.1, high=1.0),
+        example="0.8",
         added=True,
     )
     decontaminate: tuple[str, ...] = setting(

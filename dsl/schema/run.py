@@ -142,7 +142,8 @@ class Launch:
 
 @frozen
 class Policy:
-    """`policy { … }`: what `xtrain review` demands of a change; a change is reviewed by the policy before it."""
+    """`policy { … }`: what `xtrain review` demands of a change, by the policy before it, and `xtrain launch` of a
+    plan."""
 
     max_cost: float | None = setting(
         "most that the whole run may cost, in the unit of `cluster.price`",
@@ -189,6 +190,21 @@ class Policy:
     )
     certificate: Literal["none", "required"] = setting(
         "required: the changed plan has a valid certificate of `xtrain prove`", default="none", role=Role.EXECUTION
+    )
+    approval: Literal["none", "required"] = setting(
+        "required: `xtrain launch` submits only plans that `xtrain approve` approved",
+        default="none",
+        role=Role.EXECUTION,
+        added=True,
+    )
+    signers: str | None = setting(
+        "file of allowed signers as for ssh-keygen(1), one of whom must have signed the approval; none: no signature "
+        "is needed",
+        default=None,
+        check=file_path,
+        role=Role.EXECUTION,
+        example='"allowed_signers"',
+        added=True,
     )
 
 

@@ -1,10 +1,10 @@
 """Estimates of a step for every pipeline coordinate: memory, traffic, FLOPs, pipeline bubble and seconds.
 
 Times are for comparing layouts and are not a promise: latencies are assumed, link speeds come from data sheets, and the
-efficiency of kernels is assumed too unless the spec states it (`Cluster.efficiency`).
+efficiency of kernels is assumed too unless the spec states it (`Cluster.efficiency`), or names measured runs
+(`Cluster.calibration`).
 """
 
-from math import prod
 from typing import Final
 
 from attrs import evolve
@@ -13,8 +13,7 @@ from xtrain.blocks.memory_simulator import second_run
 from xtrain.blocks.stage_costs import StageCosts
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import name_in_block, pairs_within
-from xtrain.plan.canonical import plain_sum
-from xtrain.plan.estimates import Estimates, Hardware, RankClass, Times, Traffic, TrafficOp, Work
+from xtrain.plan.estimates import Estimates, Hardware, RankClass, Traffic, Work
 from xtrain.plan.mesh import device_kind
 from xtrain.plan.parameters import (
     BackwardLess,
@@ -25,97 +24,12 @@ from xtrain.plan.parameters import (
     training_work,
 )
 from xtrain.plan.pipeline import Pipeline, PipelineAction, order
-from xtrain.plan.plan import Mesh
 from xtrain.plan.resolved import Resolved
 from xtrain.planner.costs.memory import memory_of, stage_costs
+from xtrain.planner.costs.times import PASSED, predict, timed
 from xtrain.planner.costs.traffic import CollectiveCounts, collective_counts
 from xtrain.planner.derive.model import refers_in_each_step
 from xtrain.planner.derive.update_work import optimizer_work
-
-# Latency of a call in seconds, inside a machine and between machines.
-LATENCY: Final = (10e-6, 25e-6)
-PASSED: Final = ("send", "recv")
-
-
-def call_seconds(mesh: Mesh, cluster: Hardware, axis: str, op: TrafficOp, count: int, size: int) -> float | None:
-    """Return the seconds of `count` calls of `size` bytes in total, by ring algorithms; None if the link's speed is
-    unknown.
-
-    Each of n ranks sends (n - 1) / n of the bytes in a gather or an exchange, and twice that in an all-reduce (Thakur
-    et al., 2005). A message to one rank is sent once.
-    """
-    names = axis.split(" · ")
-    axes = [each for each in (*mesh.axes, *mesh.expert_axes) if each.name in names]
-    crosses = any(each.crosses_nodes for each in axes)
-    if cluster.link is None or (crosses and cluster.network is None):
-        return None
-    # Ranks of a group on one machine send to other machines together, each through its own network card.
-    network_cards = prod(min(each.size, max(1, mesh.ranks_per_node // each.stride)) for each in axes)
-    speed = min(cluster.link, network_cards * cluster.network) if crosses and cluster.network else cluster.link
-    ranks = prod(each.size for each in axes)
-    share = 1.0 if op in (*PASSED, "broadcast") else (ranks - 1) / ranks * (2 if op == "all_reduce" else 1)
-    return size * share / speed + count * LATENCY[crosses]
-
-
-def predict(
-    cluster: Hardware,
-    classes: tuple[RankClass, ...],
-    bubble: float,
-    *,
-    world: int,
-    tokens: int,
-    flops: int,
-    fp8: int = 0,
-) -> Times | None:
-    """Return the times of a step on the slowest ranks; None if the speed of devices or links is unknown.
-
-    tokens, flops: of a step on all `world` ranks. fp8: the part of `flops` in fp8. bubble: share of the step in which a
-    pipeline rank waits.
-    """
-    if cluster.flops is None or any(each.seconds is None for one in classes for each in one.traffic):
-        return None
-    low, high = cluster.efficiency
-    likely = (low + high) / 2
-
-    def step(efficiency: float) -> tuple[float, float, float]:
-        return max(_busy(one, cluster, efficiency) for one in classes)
-
-    busy, computing, exposed = step(likely)
-    seconds = busy / (1 - bubble)
-    return Times(
-        computing=computing,
-        exposed=exposed,
-        step=seconds,
-        fast=step(high)[0] / (1 - bubble),
-        slow=step(low)[0] / (1 - bubble),
-        tokens_per_second=tokens / seconds,
-        mfu=cluster.at_usual_speed(flops, fp8) / seconds / world / cluster.flops,
-    )
-
-
-def _busy(one: RankClass, cluster: Hardware, efficiency: float) -> tuple[float, float, float]:
-    """Return (all, computing, exposed) seconds of a rank; overlapped calls are exposed as far as they outlast
-    computing."""
-    computing = cluster.at_usual_speed(one.hardware_flops, one.fp8_flops) / ((cluster.flops or 1.0) * efficiency)
-    exposed = plain_sum(each.seconds or 0.0 for each in one.traffic if each.exposed)
-    hidden = plain_sum(each.seconds or 0.0 for each in one.traffic if not each.exposed and not each.meanwhile)
-    beside = [each for each in one.traffic if each.meanwhile]  # overlap only with certain operations
-    lasts = [each.seconds or 0.0 for each in beside]
-    meanwhile = [each.meanwhile / ((cluster.flops or 1.0) * efficiency) for each in beside]
-    # All ranks compute equal shares; ranks of tensor parallelism may each compute part of the overlapped operations.
-    # Computation that hides one call hides no other.
-    covered = min(plain_sum(map(min, lasts, meanwhile)), computing)
-    exposed += plain_sum(lasts) - covered + max(0.0, hidden - (computing - covered))
-    return computing + exposed, computing, exposed
-
-
-def timed(traffic: tuple[Traffic, ...], mesh: Mesh, cluster: Hardware) -> tuple[Traffic, ...]:
-    """Return the calls with their seconds."""
-    return tuple(
-        evolve(each, seconds=call_seconds(mesh, cluster, each.axis, each.op, each.count, each.bytes))
-        for each in traffic
-    )
-
 
 LONGEST: Final = 6_000  # number of simulated computations of all ranks, above which the formula is used
 
@@ -247,7 +161,6 @@ def estimate(resolved: Resolved, cluster: Hardware) -> Estimates:
     share = bubble(
         resolved.spec.parallel.pp.schedule, resolved.pipeline, resolved.batch.accumulate, *_works(resolved, stages)
     )
-    world = resolved.layout.mesh.world_size
     return Estimates(
         tokens_per_step=tokens,
         flops_per_token=per_token,
@@ -256,7 +169,17 @@ def estimate(resolved: Resolved, cluster: Hardware) -> Estimates:
         checkpoint_bytes=resolved.checkpoint_bytes,
         classes=classes,
         bubble=share,
-        times=predict(cluster, classes, share, world=world, tokens=tokens, flops=flops, fp8=work.position_fp8 * tokens),
+        times=predict(
+            cluster,
+            classes,
+            share,
+            mesh=resolved.layout.mesh,
+            tokens=tokens,
+            flops=flops,
+            work=work,
+            sequence=resolved.batch.sequence,
+            experts=resolved.architecture.is_moe,
+        ),
         sources=SOURCES
         | (WINDOWED if work.windows else {})
         | (FROZEN if less.blocks else {})

@@ -58,6 +58,7 @@ def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -
         compile_seconds=_seconds(given.compile),
         capability=machine and machine.sheet.capability,
         measured=machine and f"{machine.name}, {machine.at}",
+        calibration=given.calibration,
     )
 
 
@@ -80,6 +81,7 @@ def _devices(spec: Spec) -> tuple[int | Auto, int | Auto]:
 @checks("cluster.nodes cluster.devices", reads="{world} cluster.preset")
 @checks("cluster.device", reads="cluster.preset launch.device")
 @checks("cluster.measured", reads="cluster.preset")
+@checks("cluster.calibration", reads="cluster.calibration")
 def check_cluster(spec: Spec, nodes: int, ranks_per_node: int, found: Findings) -> None:
     """Check that the run fits on the available machines and uses a kind of device that they have."""
     cluster = spec.cluster
@@ -88,6 +90,8 @@ def check_cluster(spec: Spec, nodes: int, ranks_per_node: int, found: Findings) 
             found.passed("cluster.measured", f"{machine.name} was measured at {machine.at}")
     except Unmeasured as problem:
         found.unknown("cluster.measured", f"memory and speed of this machine: {problem}")
+    if cluster.calibration is not None:
+        _check_calibration(cluster.calibration, found)
     have = _devices(spec)
     for name, asked, there in (("nodes", nodes, have[0]), ("devices", ranks_per_node, have[1])):
         if isinstance(there, Auto):
@@ -103,6 +107,17 @@ def check_cluster(spec: Spec, nodes: int, ranks_per_node: int, found: Findings) 
         message = f"launch.device is {spec.launch.device}, but cluster {cluster.preset} has {kind} devices"
         hint = f"leave launch.device auto, or write `cluster {_of_device(spec.launch.device)}`"
         found.fail("cluster.device", "X422", "launch.device", message, hint)
+
+
+def _check_calibration(path: str, found: Findings) -> None:
+    from xtrain.plan.calibration import CalibrationError, calibration_of
+
+    try:
+        runs = calibration_of(path).runs
+        found.passed("cluster.calibration", plural(len(runs), "measured run"))
+    except CalibrationError as problem:
+        hint = "write it with `xtrain calibrate RUNS --out FILE`, or remove the setting"
+        found.fail("cluster.calibration", "X452", "cluster.calibration", str(problem), hint)
 
 
 def _of_device(device: str) -> str:

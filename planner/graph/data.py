@@ -223,8 +223,10 @@ def _dataset(graph: Builder, resolved: Resolved, dataset: Dataset, tokenizer: st
     verb = "read token ids of" if dataset.source.records == "tokens" else "tokenize"
     form = form_text(args["reads"])
     does = f"{verb} {dataset.source.does()} once{f', {form}' if form else ''}"
-    if dataset.deduplicate != "none":
+    if dataset.deduplicate == "exact":
         does += ", leave out documents that repeat an earlier one"
+    elif dataset.deduplicate != "none":
+        does += f", leave out documents that resemble an earlier one by {dataset.deduplicate:.0%} (MinHash)"
     if dataset.decontaminate:
         does += f", leave out documents that share 13 words with {', '.join(dataset.decontaminate)}"
     laid = "put each document into a row" if link.packing.single else "pack documents into rows"

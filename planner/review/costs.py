@@ -409,6 +409,7 @@ def _times(plan: Plan, times: Times) -> list[tuple[str, str, str]]:
     low, high = plan.cluster.efficiency[0], plan.cluster.efficiency[-1]
     reached = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
     source = "from cluster.efficiency" if low == high else "an assumption"
+    span = f"{seconds_text(times.fast)} to {seconds_text(times.slow)}" if times.fast != times.slow else ""
     if plan.cluster.measured is not None and plan.launch["device"] == "cpu" and low != high:
         source = "measured with a block of width 512"
     parts = [f"computing {seconds_text(times.computing)}", f"exposed communication {seconds_text(times.exposed)}"]
@@ -416,11 +417,11 @@ def _times(plan: Plan, times: Times) -> list[tuple[str, str, str]]:
         parts.append(f"bubble {plan.estimates.bubble:.0%} of the step")
     world = plan.mesh.world_size
     rows = [("a step takes", seconds_text(times.step), " + ".join(parts))]
-    if times.fast != times.slow:
-        span = f"{seconds_text(times.fast)} to {seconds_text(times.slow)}"
-        rows.append(("", "", f"{span}, devices at {reached} of their peak, {source}"))
+    if times.label is not None:
+        rows.append(("", "", f"{span}, {times.label} from the runs of {plan.cluster.calibration}"))
+        rows += [("", "", text) for text in times.beyond]
     else:
-        rows.append(("", "", f"devices at {reached} of their peak, {source}"))
+        rows.append(("", "", f"{span}{span and ', '}devices at {reached} of their peak, {source}"))
     rows.append(
         (
             "tokens/s",

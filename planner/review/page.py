@@ -143,6 +143,7 @@ def _step_text(plan: Plan) -> str:
         return f"unknown: {no_times(plan)}; {tokens}"
     low, high = times.mfu * times.step / times.slow, times.mfu * times.step / times.fast
     span = f" ({seconds_text(times.fast)} to {seconds_text(times.slow)})" if times.fast != times.slow else ""
+    span += f", {times.label}" if times.label is not None else ""
     mfu = f"MFU {times.mfu:.0%}" + (f" ({low:.0%} to {high:.0%})" if span else "")
     return f"{seconds_text(times.step)}{span} · {count_text(times.tokens_per_second)} tokens/s · {mfu}"
 

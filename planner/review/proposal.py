@@ -1,6 +1,7 @@
 """Review of a proposed change of a plan: its figures, the rules of a policy that it breaks, and a comment for a pull
 request."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -12,6 +13,7 @@ from xtrain.dsl.schema.run import Policy
 from xtrain.dsl.values import Quantity
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.plan import Plan, Provenance
+from xtrain.plan.serialise import PlanError
 from xtrain.plan.views import headroom, no_times
 from xtrain.planner.review.diff import EFFECTS, SAYS, Amount, PlanDifference, amount_row
 from xtrain.planner.review.resumable import KINDS
@@ -117,12 +119,19 @@ class Proposal:
 
 
 def policy_of(plan: Plan) -> Policy | None:
-    """Return the policy that a plan was made with."""
+    """Return the policy that a plan was made with; None if it has none. Raises PlanError."""
     said = {each.path.partition(".")[2]: each.value for each in plan.provenance if each.path.startswith("policy.")}
     if not said:
         return None
+    if (signers := said.get("signers", "none")) != "none":
+        said["signers"] = json.dumps(signers, ensure_ascii=False)
     text = "".join(f"  {name} = {value}\n" for name, value in said.items())
-    return read_policy("(policy)", {"(policy)": f"{_WITHOUT_POLICY}policy {{\n{text}}}\n"})[0]
+    policy, diagnostics = read_policy("(policy)", {"(policy)": f"{_WITHOUT_POLICY}policy {{\n{text}}}\n"})
+    if policy is None:  # a plan whose policy cannot be read must not count as one without
+        raise PlanError(
+            "X704", f"the policy of the plan cannot be read: {next(iter(diagnostics)).message}", "plan the spec again"
+        )
+    return policy
 
 
 def read_policy(path: str, texts: Mapping[str, str] | None = None) -> tuple[Policy | None, Diagnostics]:

@@ -1,12 +1,11 @@
-"""Documents that a dataset leaves out: those that repeat an earlier one, and those that share words with a benchmark.
-Without torch.
+"""Documents that a dataset leaves out: those that repeat or resemble an earlier one, and those that share words with a
+benchmark. Without torch.
 
 Documents are read one after the other. In memory are the hashes of `AT_ONCE` documents, and the n-grams of benchmarks.
 """
 
 import json
 import os
-import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +15,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from xtrain.plan.canonical import DATA, digest
 from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.files import make_folder
 from xtrain.runtime.feed.digests import FileDigests
 from xtrain.runtime.feed.records import strings
+from xtrain.runtime.feed.resemblance import PERMUTATIONS, WORDS, datasketch_version, resembling_documents
 from xtrain.runtime.feed.token_store import TokenStore
 from xtrain.runtime.feed.tokenizers import TextTokenizer
+from xtrain.runtime.feed.words import words
 from xtrain.text.units import plural
 
 NGRAM: Final = 13
@@ -37,12 +38,13 @@ _FILES: Final = ("repeated.npy", "contaminated.npy")
 @frozen(kw_only=True)
 class LeftOut:
     """Documents of a store that a dataset leaves out, int64, ascending. repeated: they have all tokens and numbers of
-    an earlier document. contaminated: other ones that share `NGRAM` words with a record of a benchmark. key: names
-    what they depend on."""
+    an earlier document, or resemble one if `similar`. contaminated: other ones that share `NGRAM` words with a record
+    of a benchmark. key: names what they depend on."""
 
     repeated: np.ndarray
     contaminated: np.ndarray
     key: str = ""
+    similar: bool = False
 
     @property
     def all(self) -> np.ndarray:
@@ -51,22 +53,24 @@ class LeftOut:
 
     def text(self, documents: int) -> str:
         """Say how many of the documents of a store are left out."""
-        counts = f"{len(self.repeated):,} repeat an earlier one, {len(self.contaminated):,} share {NGRAM} words"
+        repeat = "resemble" if self.similar else "repeat"
+        counts = f"{len(self.repeated):,} {repeat} an earlier one, {len(self.contaminated):,} share {NGRAM} words"
         return f"{len(self.all):,} of {plural(documents, 'document')} are left out: {counts} with a benchmark"
 
 
-def cleaning_key(cache: Path, deduplicate: str, decontaminate: Sequence[str]) -> str:
+def cleaning_key(cache: Path, deduplicate: str | float, decontaminate: Sequence[str]) -> str:
     """Return the name of what a dataset leaves out.
 
     cache: folder of cached data. Raises DataError if a benchmark cannot be read.
     """
     digests = FileDigests(cache / "tokens" / "files.json")
     contents = [digests.digest(Path(path)) for path in decontaminate]
-    return digest([FORMAT, deduplicate, NGRAM, contents], DATA, size=16)
+    method = [] if isinstance(deduplicate, str) else [datasketch_version(), PERMUTATIONS, WORDS]
+    return digest([FORMAT, deduplicate, *method, NGRAM, contents], DATA, size=16)
 
 
 def left_out(
-    store: TokenStore, tokenizer: TextTokenizer, cache: Path, deduplicate: str, decontaminate: Sequence[str]
+    store: TokenStore, tokenizer: TextTokenizer, cache: Path, deduplicate: str | float, decontaminate: Sequence[str]
 ) -> LeftOut:
     """Return the documents that a dataset leaves out, found now unless they are in the cache.
 
@@ -75,7 +79,11 @@ def left_out(
     key = cleaning_key(cache, deduplicate, decontaminate)
     folder = cache / "rows" / f"left-out-{digest([key, store.folder], DATA, size=16)}"
     if (known := _open(folder, key)) is None:
-        repeated = repeated_documents(store) if deduplicate == "exact" else np.empty(0, dtype=np.int64)
+        repeated = np.empty(0, dtype=np.int64)
+        if deduplicate == "exact":
+            repeated = repeated_documents(store)
+        elif not isinstance(deduplicate, str):
+            repeated = _resembling(store, tokenizer, deduplicate, cache / "rows")
         texts = ((each, tokenizer.decode(store.document(each))) for each in range(store.num_documents))
         contaminated = _sharing(texts, decontaminate) if decontaminate else np.empty(0, dtype=np.int64)
         if store.choices is not None and len(contaminated):  # no question loses one choice alone
@@ -89,7 +97,7 @@ def left_out(
             message = f"cannot write which documents are left out: {error}"
             raise DataError(message, path=folder, remedy=remedy) from error
         known = found
-    return known
+    return evolve(known, similar=not isinstance(deduplicate, str))
 
 
 def _open(folder: Path, key: str) -> LeftOut | None:
@@ -134,6 +142,22 @@ def repeated_documents(store: TokenStore, at_once: int = AT_ONCE) -> np.ndarray:
     return np.flatnonzero(np.isin(np.cumsum(store.choices[:, 0] == 0) - 1, repeated))
 
 
+def _resembling(store: TokenStore, tokenizer: TextTokenizer, similarity: float, folder: Path) -> np.ndarray:
+    """Return the documents that resemble an earlier one; of questions with choices, all choices of a question."""
+    every = np.arange(store.num_documents)
+    firsts = every if store.choices is None else np.flatnonzero(store.choices[:, 0] == 0)
+    texts = (
+        " ".join(tokenizer.decode(store.document(document)) for document in range(first, end))
+        for first, end in pairwise((*firsts.tolist(), store.num_documents))
+    )
+    try:
+        found = resembling_documents(texts, len(firsts), similarity, folder)
+    except OSError as error:
+        remedy = "Free some space or choose another cache folder."
+        raise DataError(f"cannot write what documents are compared by: {error}", path=folder, remedy=remedy) from error
+    return every[np.isin(np.searchsorted(firsts, every, side="right") - 1, found)]
+
+
 def first_copies(store: TokenStore, documents: Sequence[int]) -> dict[int, int]:
     """Return document → the first document with all its tokens and numbers, for documents of no question. Reads the
     store up to the last of them."""
@@ -167,14 +191,6 @@ def _sharing(texts: Iterator[tuple[int, str]], files: Sequence[str]) -> np.ndarr
 
 
 # Words of benchmarks --------------------------------------------------------------------------------------------------
-
-_WORD = re.compile(r"\w+")
-
-
-def words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation, as n-grams are compared (GPT-3, arXiv 2005.14165,
-    appendix C)."""
-    return _WORD.findall(text.lower())
 
 
 def grams(text: str, size: int) -> Iterator[int]:

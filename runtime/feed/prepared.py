@@ -249,7 +249,7 @@ def rows_there(plan: Plan, node: Node, names: Sequence[str]) -> int | None:
     return None
 
 
-def _cleaning(node: Node) -> tuple[str, Sequence[str]] | None:
+def _cleaning(node: Node) -> tuple[str | float, Sequence[str]] | None:
     """Return `deduplicate` and `decontaminate` of a dataset; None if it leaves out no document."""
     found = (node.args.get("deduplicate", "none"), node.args.get("decontaminate", ()))
     return None if found == ("none", ()) else found
@@ -258,9 +258,13 @@ def _cleaning(node: Node) -> tuple[str, Sequence[str]] | None:
 def source_of(plan: Plan, node: Node, tokenizer: TextTokenizer) -> DataSource:
     """Return the source of a `setup.data` node's dataset, without reading data.
 
-    Raises DataError as `open_source` does, and for a file of `decontaminate` that does not exist.
+    Raises DataError as `open_source` does, and if a file of `decontaminate` or the package of `deduplicate` is missing.
     """
     args = node.args
+    if not isinstance(args.get("deduplicate", ""), str):
+        from xtrain.runtime.feed.resemblance import datasketch
+
+        datasketch()
     for file in args.get("decontaminate", ()):
         if not Path(file).is_file():
             remedy = "Paths of `decontaminate` are relative to the working folder."

@@ -168,15 +168,15 @@ def prepare_dataset(
     method: str | None = None,
     group: int = 1,
     without: list[int] | None = None,
-    deduplicate: str = "none",
+    deduplicate: str | float = "none",
     decontaminate: list[str] | None = None,
 ) -> dict[str, PreparedDataset]:
     """Tokenize, split off the hold-out, and pack both parts into rows of `sequence` positions: once, then cached.
 
     Documents are padded to a multiple of `align` positions; `group` of them are packed together unless they are packed
-    in order. Repeated documents are left out if `deduplicate` says so, and those that share words with the benchmarks
-    `decontaminate`. The tokens of the documents `without` are removed from the packed rows. One rank of a machine
-    builds, the others then open the result.
+    in order. Repeated or similar documents are left out if `deduplicate` says so, and those that share words with the
+    benchmarks `decontaminate`. The tokens of the documents `without` are removed from the packed rows. One rank of a
+    machine builds, the others then open the result.
     """
     node = plan.node(node_id)
 

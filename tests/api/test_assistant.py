@@ -1,6 +1,7 @@
 """`xtrain approve` and `xtrain mcp`: what an assistant can look at, and that it starts nothing without a person."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
@@ -212,7 +213,28 @@ def test_a_key_that_cannot_sign_approves_nothing(project):
     done = xtrain("approve", "tiny.xtrain", "--key", "no_key", cwd=project)
     assert done.returncode == 3 and "cannot sign" in done.stderr
     done = xtrain("launch", "tiny.xtrain", "--on", "local", "--approved", cwd=project)
-    assert done.returncode == 2 and "--approved needs a saved plan" in done.stderr
+    assert done.returncode == 2 and "--approved demands an approval, which needs a saved plan" in done.stderr
+
+
+def test_a_policy_demands_approvals(project, keys):
+    """Without --approved; with `signers`, an approval without a signature is not enough."""
+    with_policy = f'{SPEC}\npolicy {{ approval = required, signers = "{keys / "signers"}" }}\n'
+    (project / "tiny.xtrain").write_text(with_policy)
+    done = xtrain("launch", "tiny.xtrain", "--on", "local", "--dry", cwd=project)
+    assert done.returncode == 2 and "the policy demands an approval, which needs a saved plan" in done.stderr
+    plan = plan_from_path(project / "tiny.xtrain").plan
+    assert plan is not None
+    with contextlib.chdir(project):
+        saved = project / approve(plan, "ann@example.com") / "approved-plan.json"
+    done = xtrain("launch", saved, "--on", "local", "--dry", cwd=project)
+    assert done.returncode == 3 and "X742" in done.stderr and "is not signed" in done.stderr
+    assert xtrain("approve", saved, "--key", keys / "ann", "--by", "ann@example.com", cwd=project).returncode == 0
+    assert xtrain("launch", saved, "--on", "local", "--dry", cwd=project).returncode == 0
+    sweep = "sweep { optimizer.lr in [1e-3, 1e-2], method grid, objective = eval.made.loss }"
+    text = with_policy.replace("length = 40)", "length = 40), holdout = 20%")
+    (project / "tiny.xtrain").write_text(f"{text}every 2 steps eval made\n{sweep}\n")
+    done = xtrain("launch", "tiny.xtrain", "--on", "slurm", "--dry", cwd=project)
+    assert done.returncode == 2 and "trials of a sweep have none" in done.stderr
 
 
 def test_a_server_that_cannot_start_says_why(project, monkeypatch):

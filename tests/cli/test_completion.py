@@ -37,6 +37,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ("run specs/qui", {"specs/quickstart.xtrain"}),
     ("serve specs/ser", {"specs/serve_cpu.xtrain"}),
     ("fit-law spe", {"specs"}),
+    ("calibrate spe", {"specs"}),
     ("plan --why optimizer.cl", {"optimizer.clip"}),
     ("check --set optimizer.cl", {"optimizer.clip", "optimizer.clip_spikes", "optimizer.clip_value"}),
     ("plan --format ", {"text", "json", "dot"}),

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -339,7 +340,9 @@ def killed(project: Project, seconds: float, *arguments: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("moments", [(1.5,), pytest.param((0.2, 0.5, 1, 1.5, 2, 3, 4, 5), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "moments", [(1.5,), pytest.param((0.2, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8), marks=pytest.mark.slow)]
+)
 def test_a_killed_replay_is_resumed_by_the_same_call(project: Project, moments: tuple[float, ...]):
     run = project.run(project.spec(steps=12, more="every 2 steps checkpoint\ncheckpoint { keep = none }"))
     arguments = ("replay", "tiny", "--from", "4", "--json", "--set", "optimizer.lr=1e-3")
@@ -366,6 +369,31 @@ def test_a_killed_search_goes_on_where_it_was(spiky: tuple[Project, Path]):
     code, out, err = called(project, "blame", "tiny", "--step", "26", "--json")
     assert code == 0, err
     assert [one["document"] for one in json.loads(out)["documents"]] == [131, 222]
+
+
+PROVE, SEEN = ("prove", "tiny.xtrain", "--json"), ("seen", "tiny", "--document", "data.jsonl:4", "--json")
+CALIBRATE = ("calibrate", "root0", "root1", "root2", "root3", "--out", "calibration.json", "--json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [PROVE, SEEN, CALIBRATE], ids=lambda arguments: arguments[0])
+def test_other_killed_commands_leave_nothing(project: Project, arguments: tuple[str, ...]):
+    """They have no parts to resume: the same call does all of it, and finds nothing of a killed one in its way."""
+    cluster = "cluster cpu { flops = 0.1T, link = 1 GiB, network = 1 GiB, memory = 8 GiB }"
+    spec = project.spec(steps=4, more=f"{MORE}\n{cluster}")
+    for number in range(4):
+        project.run(spec, "--set", f"batch.sequence={16 * 2**number}", root=f"root{number}")
+    project.run(spec)
+    drawn = random.Random(arguments[0])
+    whole = [killed(project, drawn.uniform(0.2, 6), *arguments) for _ in range(10)]
+    assert any(whole)
+    code, out, err = called(project, *arguments)
+    assert code == 0, err
+    again = called(project, *arguments)[1]
+    timeless = [re.sub(r'"(seconds|digest)": [^,]*', "", text) for text in (out, again)]
+    assert timeless[0] == timeless[1]
+    left = [path.name for path in project.folder.rglob("*") if path.name.endswith((".partial", ".tmp"))]
+    assert left == []
 
 
 # Runs of several starts -----------------------------------------------------------------------------------------------

@@ -125,6 +125,7 @@ EXEMPT = {
         "of its stack alone: tests/planner/test_torchft.py"),
     "launcher.options": "a word that is no option is refused: tests/cli/test_launch.py",
     "launcher.mounts": "a word that is no pair of folders is refused: tests/cli/test_launch.py",
+    "cluster.calibration": "a file with measured runs: tests/runtime/jobs/test_calibrate.py",
     "path": "where the spec lies is not part of the experiment",
     "origins": "nor is how it is written",
     "uses": "which files are read shows in the parts that are used",

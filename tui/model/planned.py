@@ -77,7 +77,8 @@ class PlannedClass:
 @frozen(kw_only=True)
 class PlannedTimes:
     """Seconds of one step on the slowest rank: `step` is the likely time between `fast` and `slow`. computing: matrix
-    products; exposed: communication that does not overlap with computation. mfu: a share."""
+    products; exposed: communication that does not overlap with computation. mfu: a share. label: relation of
+    the time to measured runs, empty without them."""
 
     computing: float | None = None
     exposed: float | None = None
@@ -86,6 +87,7 @@ class PlannedTimes:
     slow: float | None = None
     tokens_per_second: float | None = None
     mfu: float | None = None
+    label: str = ""
 
 
 @frozen(kw_only=True)

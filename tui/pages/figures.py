@@ -10,6 +10,7 @@ from xtrain.tui.event_text import cause, failed
 from xtrain.tui.lines.plain import command_of_model, going_on, more_of_it, outcome, short_path, succeeded
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.planned import PlannedTimes
+from xtrain.tui.pages.inquiries import inquiries
 from xtrain.tui.pages.node_times import step_cost
 from xtrain.tui.pages.sheet import left
 
@@ -124,7 +125,7 @@ def _between(times: PlannedTimes) -> str:
         return UNKNOWN
     if times.fast is None or times.slow is None:
         return brief(times.step)
-    return f"{brief(times.step)} ({brief(times.fast)} to {brief(times.slow)})"
+    return f"{brief(times.step)} ({brief(times.fast)} to {brief(times.slow)}){times.label and ', '}{times.label}"
 
 
 def _off(actual: float | None, planned: float | None) -> float | None:
@@ -160,9 +161,11 @@ def advice(board: Board) -> list[str]:
     if succeeded(run):
         purpose, *command = command_of_model(run, directory)
         more = more_of_it(run)
-        return [f"{purpose}: {' '.join(command)}", *([more] if more else [])]
+        lines = [f"{purpose}: {' '.join(command)}", *([more] if more else []), *inquiries(board)]
+        return [printable(text) for text in lines]
     lines = [f"{failed(failure)}: {cause(failure)}" for failure in run.failures[:1]]
     lines.append(going_on(run))
     if run.status == EndStatus.FAILED or board.life.state == "lost":
         lines.append(f"logs: {short_path(directory / 'logs')}")
+    lines += inquiries(board)
     return [printable(text) for text in lines]

@@ -2,8 +2,10 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from xtrain.runtime.feed.dataset_view import data_nodes, tokenizer_of
 from xtrain.runtime.feed.document_search import SearchedDataset
 from xtrain.runtime.feed.prepared import PreparedDataset, counted_rows, prepared_from
 from xtrain.runtime.feed.records import BadRecordReport
+from xtrain.runtime.feed.resemblance import resembling_documents, shingles
 from xtrain.runtime.feed.token_store import TokenStore
 
 CLEAN = ', deduplicate = exact, decontaminate = ["bench.jsonl"]'
@@ -97,6 +100,31 @@ def test_memory_is_bounded_and_the_cache_is_read(texts: list[str], monkeypatch: 
     assert counted_rows(plan) is None
 
 
+def test_documents_that_resemble_an_earlier_one(texts: list[str], monkeypatch: pytest.MonkeyPatch):
+    generator, words = random.Random(0), [f"w{number}" for number in range(4000)]
+    found = [" ".join(generator.choices(words, k=150)) for _ in range(30)]
+    near = found[3].replace(found[3].split()[70], "another")
+    found += [near, f"{near} end", " ".join(found[5].split()[:75]), found[7], "short", "short", "?!", "short one"]
+    written("data.jsonl", found)
+    plan = planned(clean=", deduplicate = 0.8")
+    data = prepared(plan)
+    assert data.left_out is not None and data.left_out.all.tolist() == [30, 31, 33, 35]
+    assert "4 of 38 documents are left out: 4 resemble an earlier one" in data.left_out.text(38)
+    assert "resemble an earlier one by 80% (MinHash)" in data_nodes(plan)["lines"].does
+    for at_once in (1, 7, 100):  # memory is bounded
+        again = resembling_documents(iter(found), len(found), 0.8, Path("other"), at_once)
+        assert again.tolist() == [30, 31, 33, 35]
+    assert not list(Path("other").iterdir())
+    similar = [
+        len(shingles(one) & shingles(found[3])) / len(shingles(one) | shingles(found[3])) for one in found[30:32]
+    ]
+    assert min(similar) > 0.9 and counted_rows(plan) is not None
+    assert counted_rows(planned(clean=", deduplicate = 0.9")) is None
+    monkeypatch.setitem(sys.modules, "datasketch", None)
+    with pytest.raises(DataError, match="needs the package datasketch"):
+        prepared(planned(clean=", deduplicate = 0.7"))
+
+
 def test_a_repeated_document_is_searched_as_the_one_that_stayed(
     texts: list[str], monkeypatch: pytest.MonkeyPatch, capsys
 ):
@@ -158,7 +186,11 @@ def test_a_benchmark_that_cannot_be_read_is_named(texts: list[str]):
         prepared(planned())
 
 
-WRONG = [("deduplicate = fuzzy", "`deduplicate` cannot be `fuzzy`"), ("decontaminate = 3", "`decontaminate` must be")]
+WRONG = [
+    ("deduplicate = 0.01", "0.1"),
+    ("deduplicate = fuzzy", "`fuzzy` is not defined"),
+    ("decontaminate = 3", "`decontaminate` must be"),
+]
 
 
 @pytest.mark.parametrize(("clean", "said"), WRONG)
