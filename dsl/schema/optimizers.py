@@ -270,12 +270,12 @@ class Parametrization:
         "mup: by width (arXiv 2203.03466); complete_p: by width and depth (arXiv 2505.01618)", default="mup"
     )
     base_width: int = setting(
-        "`dim` of the model for which `lr`, `weight_decay`, `eps` and `init_std` were chosen",
+        "width, `dim`, of the model for which `lr`, `weight_decay`, `eps` and `init_std` were chosen",
         check=at_least(1),
         example="256",
     )
     base_depth: int | None = setting(
-        "`layers` of that model, for `complete_p`",
+        "depth, `layers`, of that model, for `complete_p`",
         default=None,
         check=at_least(1),
         example="4",

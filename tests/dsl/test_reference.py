@@ -107,6 +107,7 @@ def is_a_set(field):
     reward = 'model { folder = "models/reward" }' if field.only[:1] == ("model",) else "exact_answer"
     family = f"reward {reward}" if kind == "reward" and not field.is_label else family
     family = 'engine vllm { url = "http://a" }' if kind == "engine" and not field.is_label else family
+    family = "parametrization { base_width = 64 }" if kind == "parametrization" else family
     family = "precision { base nf4 }" if field.path.startswith("precision.base.") and not field.is_label else family
     method = f"method {field.only[0]} {{ {given.get(kind, '')} }}" if kind == "sweep" and field.only else ""
     family = f"sweep {{ lr in [1, 2], objective = eval.stdlib.loss, {method} }}" if kind == "sweep" else family

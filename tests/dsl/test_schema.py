@@ -105,7 +105,8 @@ def test_every_block_of_a_spec_has_a_kind():
 def test_every_kind_of_the_language_is_known():
     language = """experiment workspace launch cluster launcher model adapter task tokenizer dataset mixture batch loss
     optimizer group scheduler ema precision compile activation parallel checkpoint log hook step
-    evaluation_step fault_tolerance alerts serve sweep phase rollout reward environment engine train epoch policy"""
+    evaluation_step fault_tolerance alerts serve sweep phase rollout reward environment engine train epoch policy
+    parametrization"""
     assert set(language.split()) == set(blocks.KINDS)
     assert {"compile", "activation"} <= set(blocks.KINDS)
 
@@ -154,6 +155,7 @@ def test_every_choice_can_be_written(load):
         }  # they need a label
         label = f"{path}={needed[path]}" if path in needed else label
         pods = ['launcher.image="x"', 'launcher.volumes=["x:/work"]'] if label == "launcher=kubernetes" else []
+        pods += ["parametrization.base_width=64"] if path == "parametrization" else []
         of_kind(path, name, [label, *pods], words, spell, parts=parts_of(attribute))
 
     def of_kind(path: str, name: str, label: list[str], words: Any, spell: Any, *, parts: tuple) -> None:
