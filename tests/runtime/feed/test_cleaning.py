@@ -20,6 +20,7 @@ from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.review.resumable import resumable
 from xtrain.runtime.base.errors import DataError
+from xtrain.runtime.feed import resemblance
 from xtrain.runtime.feed.cleaning import repeated_documents
 from xtrain.runtime.feed.dataset_view import data_nodes, tokenizer_of
 from xtrain.runtime.feed.document_search import SearchedDataset
@@ -111,6 +112,7 @@ def test_documents_that_resemble_an_earlier_one(texts: list[str], monkeypatch: p
     assert data.left_out is not None and data.left_out.all.tolist() == [30, 31, 33, 35]
     assert "4 of 38 documents are left out: 4 resemble an earlier one" in data.left_out.text(38)
     assert "resemble an earlier one by 80% (MinHash)" in data_nodes(plan)["lines"].does
+    monkeypatch.setattr(resemblance, "BLOCK", 5)
     for at_once in (1, 7, 100):  # memory is bounded
         again = resembling_documents(iter(found), len(found), 0.8, Path("other"), at_once)
         assert again.tolist() == [30, 31, 33, 35]
@@ -123,6 +125,16 @@ def test_documents_that_resemble_an_earlier_one(texts: list[str], monkeypatch: p
     monkeypatch.setitem(sys.modules, "datasketch", None)
     with pytest.raises(DataError, match="needs the package datasketch"):
         prepared(planned(clean=", deduplicate = 0.7"))
+
+
+def test_candidates_are_compared_with_the_first_that_they_resemble():
+    minima = np.arange(4)[:, None] * 1000 + np.arange(128)
+    minima[1, :64] = minima[0, :64]  # half of them
+    minima[2] = minima[1]
+    minima[3, :103] = minima[0, :103]
+    similar = np.zeros(4, dtype=bool)
+    resemblance._compare(minima, np.arange(4), 103, similar)
+    assert similar.tolist() == [False, False, True, True]
 
 
 def test_a_repeated_document_is_searched_as_the_one_that_stayed(
