@@ -63,10 +63,11 @@ WITH_TRANSFORMERS = (
     "tests/planner/test_agreement.py",
     "tests/planner/test_model_folder.py",
     "tests/runtime/feed/test_found_records.py",
+    "tests/runtime/inspect/test_peaks.py",
     "tests/runtime/feed/test_tokenizer_folders.py",
     *(
         f"tests/runtime/store/test_{name}.py"
-        for name in ("further_modules", "peft", "pissa", "reward_models", "round_trip", "stored_weights")
+        for name in ("further_modules", "peft", "peft_types", "pissa", "reward_models", "round_trip", "stored_weights")
     ),
     *(f"tests/runtime/sampling/test_{name}.py" for name in ("generation", "scorer", "teaching")),
     *(

@@ -6,15 +6,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from small_runs import plan_of, read
+from safetensors.torch import load_file
+from small_runs import make_run, plan_of, read, save
 from torch import Tensor, nn
 
+from xtrain.plan.architecture import buffers
+from xtrain.plan.peft import assign_peft
 from xtrain.plan.plan import Plan
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch
 from xtrain.runtime.nn.build import DTYPES
 from xtrain.runtime.nn.loss import Head
 from xtrain.runtime.nn.transformer import StageSpan, Transformer
+from xtrain.runtime.store.base_weights import BaseWeights
+from xtrain.runtime.store.beginning import planned_adapter
+from xtrain.runtime.store.stored_weights import WeightReader
 
 
 def adapted(folder: Path, settings: str, params: str = "fp64") -> tuple[Plan, dict[str, Tensor]]:
@@ -51,6 +57,40 @@ def loss_of(model: Transformer, ids_BS: Tensor) -> Tensor:
     )
     model.eval()
     return model(None, batch).sum() / (rows * positions)
+
+
+# Adapters of PEFT in runs ---------------------------------------------------------------------------------------------
+
+
+def plan_on(folder: Path, more: str = "", model: str = "", params: str = "fp32") -> Plan:
+    """A plan that begins with the model in `base` and the adapter in `adapter` of a folder."""
+    adapter = f'adapter lora {{ from = "{folder / "adapter"}" }}\n{more}'
+    return plan_of(f'"{folder / "base"}" {model}', more=adapter, params=params)
+
+
+def begun_with(plan: Plan) -> dict[str, Tensor]:
+    """The trained tensors of a plan, read from the files of its adapter."""
+    trained = tuple(each for each in plan.parameters.tensors if each.trained)
+    found = {each.name: torch.empty(each.shape) for each in trained}
+    files = planned_adapter(plan, **plan.node("setup.read_adapter").args).files
+    with WeightReader(files, assign_peft(plan.architecture, trained, files), lambda done: None) as reader:
+        reader.read(found.items())
+    return found
+
+
+def run_of(plan: Plan, folder: Path, trained: dict[str, Tensor] | None = None) -> Path:
+    """A run with a checkpoint of an adapter. trained: the adapter; otherwise that which it has begun with."""
+    found = begun_with(plan) if trained is None else trained
+    directory = make_run(plan, folder / "run", folder)
+    with BaseWeights.of(plan, folder, torch.device("cpu")) as base:
+        digest = base.digest
+    stored = load_file(folder / "base" / "model.safetensors")
+    found |= {each.name: stored[f"model.{each.name}"] for each in buffers(plan.architecture)}
+    save(plan, directory, found, base_content=digest)
+    return directory
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
 
 
 def its_name(name: str) -> str:

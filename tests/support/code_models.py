@@ -2,15 +2,18 @@
 
 python tests/support/code_models.py TYPE…     a line for each type (all types without arguments)
 python tests/support/code_models.py --write [TYPE…]   the page of all types (docs/model_types.md), or their rows of it
+python tests/support/code_models.py --from FILE   the page, or rows of it, from lines that were printed before
 """
 
 import json
+import logging
 import os
 import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +30,9 @@ from xtrain.plan.plan import Plan
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX
 from xtrain.runtime.inspect import code_costs, mixers
 from xtrain.runtime.inspect import model_code as model_code_description
+from xtrain.runtime.inspect.code_costs import EXPERTS, counted
+from xtrain.runtime.inspect.code_layouts import call_order
+from xtrain.runtime.inspect.code_ranks import plans_of, tensor_cuts
 from xtrain.runtime.inspect.model_code import describe, language_names
 from xtrain.runtime.inspect.small_model import SMALL, layer_kind, small, smaller_configs
 from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch
@@ -42,7 +48,8 @@ from xtrain.runtime.nn.model_code import (
     whole_config_of,
 )
 from xtrain.runtime.nn.transformer import ModelParts
-from xtrain.runtime.nn.weights import initialise
+from xtrain.runtime.nn.weights import initialise, quantise, store
+from xtrain.runtime.sampling.text_generator import Prompts
 from xtrain.runtime.store.adapter_export import export_of
 
 ROUNDING = 1e-4  # largest difference of gradients in fp32
@@ -146,8 +153,12 @@ def built(plan: Plan) -> ModelParts:
     args = plan.node("setup.build_model").args
     rank = one_rank()
     model = build_model(plan, rank, **{**args, "architecture": Architecture.from_values(args["architecture"])})
+    if stored := plan.args("setup.quantise"):
+        quantise(plan, model, **stored)
     initialise(plan, model, rank, offload=False)
     values = read(plan)
+    for each in model.quantised():
+        store(each, values.pop(each.name))
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name in values:
@@ -235,6 +246,107 @@ def round_trip(folder: Path, base: Path) -> list[str]:
     ]
 
 
+class _Warned(logging.Handler):
+    """Keeps the messages of warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.add(re.sub(r"/tmp/\S+", "", record.getMessage()))
+
+
+def loaded(folder: Path, cls: Any) -> tuple[Any, set[str]]:
+    """A model of a folder, read by transformers, and what it warns of."""
+    handler = _Warned()
+    logging.getLogger("transformers").addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model, found = cls.from_pretrained(folder, output_loading_info=True)
+    finally:
+        logging.getLogger("transformers").removeHandler(handler)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # grouped products need sizes that small models have not
+    keys = {f"{kind} {key}" for kind, each in found.items() for key in each}
+    return model.eval(), handler.messages | {str(each.message) for each in caught} | keys
+
+
+def generated(model: Any, prompt: list[int], count: int) -> list[int] | None:
+    """The likeliest tokens after a prompt, by the generation of transformers with its cache; None where it has none, as
+    of encoders."""
+    from transformers import GenerationConfig
+
+    ids = torch.tensor([prompt])
+    config = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0)
+    try:
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)[0, len(prompt) :]
+    except Exception:  # code of any model
+        return None
+    return found.tolist() if len(found) == count else None
+
+
+@torch.no_grad()
+def by_forwards(model: Any, prompt: list[int], count: int) -> list[int]:
+    """The likeliest tokens after a prompt, each computed from all positions before it."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return text[len(prompt) :]
+
+
+@torch.no_grad()
+def own_continued(plan: Plan, prompt: list[int], count: int) -> list[int]:
+    """The likeliest tokens after a prompt, as xtrain generates them."""
+    model, running = built(plan).whole, Prompts.of([prompt], len(prompt) + count - 1, torch.device("cpu"))
+    batch, found = running.first(), list[int]()
+    for _ in range(count):
+        logits_BV = model(None, batch)
+        running.cache.filled += batch.shape[1]
+        found.append(int(logits_BV[0].argmax()))
+        if len(found) < count:
+            batch = running.next(found[-1:])
+    return found
+
+
+def same_texts(model: Any, plan: Plan, count: int = 32) -> str:
+    """How texts of xtrain are those of transformers: `generate` with its cache, `forwards` of whole texts; or not."""
+    prompt = [5, 9, 30, 7, 8]
+    ours = own_continued(plan, prompt, count)
+    if ours == generated(model, prompt, count):
+        return "generate"
+    return "forwards" if ours == by_forwards(model, prompt, count) else ""
+
+
+def reasons(content: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, str]:
+    """Why a model does not pack, or does not take a layout."""
+    content = found["text"] or content
+    with torch.device("meta"):
+        code = CodeModel(build(config_of(content)))
+    tiny, said = small(config_of(content).to_dict(), code.model), dict[str, str]()
+    assert tiny is not None
+    ops = [kind["costs"]["float32"] for kind in found["kinds"]]
+    calls = [sum("attention" in op for op in each) for each in ops]
+    if not found["packs"]:
+        said["packs"] = "own attention" if not found["attention"] else "restart" if all(calls) else "mixers"
+    if not found["tensor"]:
+        cuts = [(tensor_cuts(code, found["experts"], each) or {}).get(0, {}) for each in plans_of(code)]
+        cut = any("cut" in way and name.endswith(".weight") for each in cuts for name, way in each.items())
+        said["tensor"] = "other on ranks" if cut else "not linear"
+    if not found["stages"]:
+        before, items = call_order(tiny)
+        said["stages"] = "around" if before is None else "results" if items is None else "cut"
+    if not found["spread"]:
+        said["spread"] = "own attention" if not found["attention"] else "order" if all(calls) else "mixers"
+    if not found["spread_experts"]:
+        several = counted(code.model.config, EXPERTS) > 1 or any("expert" in n for n in code.names)
+        said["spread_experts"] = (
+            "dense" if not several else "other experts" if found["experts"] is None else "other on ranks"
+        )
+    return said
+
+
 def inspected(config: str, versions: Any, remote: str = "") -> dict[str, Any]:
     """Inspect a model in this process, which has imported transformers, instead of in a child process."""
     content = json.loads(config)
@@ -272,6 +384,10 @@ def table(kinds: list[str]) -> Iterator[dict[str, Any]]:
                 plan = plan_for(folder)
                 row |= {name: plan.architecture.own["code"][name] for name in MARKS}
                 row["changed"] = round_trip(folder, Path(path))
+                again, warned = loaded(Path(path) / "out", type(reference))
+                row["warned"] = sorted(warned - loaded(folder, type(reference))[1])
+                row["texts"] = same_texts(again, plan)
+                row["reasons"] = reasons(content_of(kind), plan.architecture.own["code"])
                 row |= differences(folder, reference)
                 if row["gradients"] > ROUNDING:  # a router that nearly ties
                     row |= {f"{name} in fp64": each for name, each in differences(folder, reference, "fp64").items()}
@@ -285,6 +401,25 @@ def table(kinds: list[str]) -> Iterator[dict[str, Any]]:
 
 MARKS = ("packs", "tensor", "stages", "spread", "spread_experts")  # columns of the page
 PAGE = Path(__file__).parents[2] / "docs" / "model_types.md"
+# Why a small model of a type has no mark: letter, reason.
+WHY = {
+    "dense": ("a", "the model has no experts"),
+    "other experts": ("b", "its experts are no stacks that xtrain can compute: transformers' code computes them, whole "
+        "on every rank"),
+    "other on ranks": ("c", "two ranks compute other hidden states or gradients than one"),
+    "not linear": ("d", "its matrices are of other classes than `nn.Linear`, as `Conv1D` of GPT-2, and none is cut"),
+    "own attention": ("e", "layers mix positions otherwise than by transformers' attention interface, or by "
+        "attention with terms that xtrain's kernels have not"),
+    "mixers": ("f", "layers without attention (recurrences, convolutions) mix positions"),
+    "order": ("g", "more than attention depends on the order of positions"),
+    "restart": ("h", "documents change each other although their positions begin at 0 again"),
+    "around": ("i", "modules with parameters run between or around layers"),
+    "results": ("j", "layers return different numbers of values"),
+    "cut": ("k", "two parts of its layers compute other hidden states than the whole, or the model has one layer"),
+    "forwards": ("l", "the texts are those of whole forwards of transformers; its own cache has none or gives others"),
+    "texts": ("m", "the texts differ"),
+    "warned": ("n", "`from_pretrained` warns of an export as it does not of the folder"),
+}  # fmt: skip
 HEAD = """# Types of models that transformers computes
 
 Every type of causal language model that transformers {version} has, as a small random model; written by `python
@@ -294,14 +429,20 @@ a type with a native family. [families.md](families.md#any-other-model) describe
 
 - **trains**: loss and gradients are those of transformers (loss to 1e-5 and gradients to 1e-4 of the largest in fp32,
   or both to 1e-6 in fp64), and an export without training has the same bytes;
+- **texts**: `from_pretrained` reads the export without a warning, and 32 tokens that xtrain continues a prompt by are
+  those of transformers' `generate` with its cache;
 - **packs**: documents of a row are kept apart; without it each document has a row of its own;
 - **tp**, **pp**, **cp**, **ep**: the layout computes the same, as a plan measures it before it allows the layout. Some
   types are run on two ranks as well (`tests/distributed/test_model_folders.py`).
 
-{count} of {all} types train; {packs} of them pack, {tensor} take tp, {stages} pp, {spread} cp and {spread_experts} ep.
+{count} of {all} types train, and texts of {texts} are the same; {packs} of them pack, {tensor} take tp, {stages} pp,
+{spread} cp and {spread_experts} ep. `·` stands for what was not tried, an empty cell for no, without the reason, and a
+letter for the reason:
 
-| type | trains | packs | tp | pp | cp | ep |
-| --- | --- | --- | --- | --- | --- | --- |
+{why}
+
+| type | trains | texts | packs | tp | pp | cp | ep |
+| --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -315,24 +456,40 @@ def passes(row: dict[str, Any]) -> bool:
 def line_of(row: dict[str, Any]) -> str:
     """The line of a type in the page."""
     if passes(row):
-        return f"| {row['type']} | ● | {' | '.join('●' if row[name] else '' for name in MARKS)} |"
+        texts = "warned" if row["warned"] else {"generate": "", "": "texts"}.get(row["texts"], row["texts"])
+        cells = [texts, *("" if row[name] else row["reasons"][name] for name in MARKS)]
+        return f"| {row['type']} | ● | {' | '.join(WHY[each][0] if each else '●' for each in cells)} |"
     apart = f"gradients differ by {row['gradients']:.1e}" if "gradients" in row else "an export changes tensors"
     found = re.findall(r"error\[X\d+\]: (.*)", row.get("refused", ""))
     reason = row.get("error") or (found[0] if found else row.get("refused")) or apart
     reason = re.sub(r"/tmp/\S+?/config\.json: |/tmp/\S+/", "", reason.replace("|", "/"))
-    return f"| {row['type']} | {reason} |{' |' * len(MARKS)}"
+    return f"| {row['type']} | {reason} |{' |' * (1 + len(MARKS))}"
 
 
 def page(rows: list[dict[str, Any]], version: str, before: str = "") -> str:
     """The page of all types. before: the page with the lines of types that have no row."""
     lines = {line.split("|")[1].strip(): line for line in before.splitlines() if line.startswith("| ")}
     lines = {kind: line for kind, line in lines.items() if kind not in ("type", "---")}
+    lines = {kind: _with_texts(line) for kind, line in lines.items()}
     lines |= {row["type"]: line_of(row) for row in rows}
     cells = [[cell.strip() for cell in line.split("|")[2:-1]] for line in lines.values()]
     good = [each for each in cells if each[0] == "●"]
-    counts = {name: sum(each[1 + place] == "●" for each in good) for place, name in enumerate(MARKS)}
-    head = HEAD.format(version=version, count=len(good), all=len(lines), **counts)
+    counts = {name: sum(each[1 + place] == "●" for each in good) for place, name in enumerate(("texts", *MARKS))}
+    why = ";\n".join(f"- {letter}: {reason}" for letter, reason in WHY.values()) + "."
+    head = HEAD.format(version=version, count=len(good), all=len(lines), why=why, **counts)
     return head + "\n".join(lines[kind] for kind in sorted(lines)) + "\n"
+
+
+def _with_texts(line: str) -> str:
+    """A line of a page that had no column of texts yet."""
+    cells = line.split("|")
+    return "|".join((*cells[:3], " · " if cells[2] == " ● " else " ", *cells[3:])) if len(cells) == 9 else line
+
+
+def printed(path: str) -> list[dict[str, Any]]:
+    """The rows that a file has of an earlier run."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.startswith('{"type"')]
 
 
 if __name__ == "__main__":
@@ -341,10 +498,13 @@ if __name__ == "__main__":
 
     model_code._inspected = inspected  # type: ignore[assignment]
     every, seen = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), []
-    chosen = [each for each in sys.argv[1:] if each != "--write"]
-    for row in table(chosen or every):
+    if "--from" in sys.argv:
+        chosen, seen = [], printed(sys.argv[-1])
+    else:
+        chosen = [each for each in sys.argv[1:] if each != "--write"] or every
+    for row in table(chosen):
         print(json.dumps(row), flush=True)
         seen.append(row)
-    if "--write" in sys.argv:
-        before = PAGE.read_text(encoding="utf-8") if chosen else ""
+    if {"--write", "--from"} & {*sys.argv}:
+        before = PAGE.read_text(encoding="utf-8") if {row["type"] for row in seen} != {*every} else ""
         PAGE.write_text(page(seen, transformers.__version__, before), encoding="utf-8")

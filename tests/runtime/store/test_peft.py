@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from adapted_models import with_single_experts
-from code_models import SINGLE
-from code_models import make as make_code
+from adapted_models import plan_on, run_of, with_single_experts
 from reference_models import make
 from safetensors.torch import load_file, save_file
 from small_runs import make_run, plan_of, save
@@ -20,13 +18,9 @@ from torch import Tensor
 from xtrain.cli.main import main
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic
 from xtrain.plan.architecture import buffers
-from xtrain.plan.peft import PEFT_CONFIG, PEFT_WEIGHTS, assign_peft
-from xtrain.plan.plan import Plan
+from xtrain.plan.peft import PEFT_CONFIG, PEFT_WEIGHTS
 from xtrain.planner.load import plan_from_text
-from xtrain.runtime.nn.model_code import CodeModel
 from xtrain.runtime.store.base_weights import BaseWeights
-from xtrain.runtime.store.beginning import planned_adapter
-from xtrain.runtime.store.stored_weights import WeightReader
 
 # Name → (family, its model, what PEFT is asked for).
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -65,27 +59,6 @@ def made(family: str, name: str, asked: dict[str, Any], folder: Path, *, with_he
     return model
 
 
-def plan_on(folder: Path, more: str = "", model: str = "") -> Plan:
-    return plan_of(f'"{folder / "base"}" {model}', more=f'adapter lora {{ from = "{folder / "adapter"}" }}\n{more}')
-
-
-def run_of(plan: Plan, folder: Path) -> Path:
-    """A run with a checkpoint of the adapter that it has begun with."""
-    args = plan.node("setup.read_adapter").args
-    trained = tuple(each for each in plan.parameters.tensors if each.trained)
-    found = {each.name: torch.empty(each.shape) for each in trained}
-    files = planned_adapter(plan, **args).files
-    with WeightReader(files, assign_peft(plan.architecture, trained, files), lambda done: None) as reader:
-        reader.read(found.items())
-    directory = make_run(plan, folder / "run", folder)
-    with BaseWeights.of(plan, folder, torch.device("cpu")) as base:
-        digest = base.digest
-    stored = load_file(folder / "base" / "model.safetensors")
-    found |= {each.name: stored[f"model.{each.name}"] for each in buffers(plan.architecture)}
-    save(plan, directory, found, base_content=digest)
-    return directory
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_an_adapter_of_peft_is_exported_as_it_was_and_merged_as_there(tmp_path: Path, name: str, capsys):
     family, model, asked = CASES[name]
@@ -114,45 +87,6 @@ def test_an_adapter_of_peft_is_exported_as_it_was_and_merged_as_there(tmp_path: 
     report = json.loads((tmp_path / "merged" / "merge.json").read_text())
     assert len(report) == sum("lora_A" in key for key in load_file(tmp_path / "adapter" / PEFT_WEIGHTS))
     assert all(each["rms"] > 0 and each["error"] == 0 for each in report.values())
-
-
-TYPES = (
-    "arcee", "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma2", "glm", "glm4", "glm4_moe", "gpt_neox",
-    "granitemoe", "helium", "mamba", "mistral", "phi", "phi3", "seed_oss", "starcoder2", "biogpt",
-)  # fmt: skip
-# PEFT refuses the last matrix of a Mamba mixer, and takes the names of matrices of shared experts for stacks.
-SOME = {"mamba": ["dt_proj", "in_proj", "x_proj"], "glm4_moe": ["o_proj", "q_proj"]}
-
-
-@pytest.mark.parametrize("kind", ["olmo3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES)])
-@pytest.mark.usefixtures("inspected_here")
-def test_an_adapter_of_a_model_that_transformers_computes(tmp_path: Path, kind: str):
-    """Is exported as PEFT wrote it, and merged as there."""
-    from peft import LoraConfig, get_peft_model
-
-    base = make_code(kind, tmp_path / "base")
-    targets = SOME.get(kind) or sorted({
-        name.rpartition(".")[2]
-        for name, module in CodeModel(base).layers.named_modules()
-        if type(module) is torch.nn.Linear
-    })  # fmt: skip
-    reference: Any = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=3, lora_alpha=5, target_modules=targets))
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            if parameter.requires_grad:
-                parameter.normal_(0.0, 0.1)
-    reference.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
-    plan = plan_on(tmp_path, SINGLE if kind == "mamba" else "", "{ code = transformers }")
-    directory = run_of(plan, tmp_path)
-    assert main(["export", str(directory), "--adapter", "--to", str(tmp_path / "out")]) == 0
-    for file in (PEFT_WEIGHTS, PEFT_CONFIG):
-        assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "adapter" / file).read_bytes()
-    assert main(["merge", str(directory), "--to", str(tmp_path / "merged")]) == 0
-    reference.merge_and_unload().save_pretrained(tmp_path / "theirs")
-    merged, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "theirs"))
-    assert merged.keys() == theirs.keys()
-    for key, tensor in merged.items():
-        torch.testing.assert_close(tensor, theirs[key], rtol=0, atol=1e-6)
 
 
 def test_peft_reads_what_is_written_without_a_warning(tmp_path: Path):
