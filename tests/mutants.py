@@ -183,6 +183,7 @@ def _by_name(code: CodeType) -> Iterator[tuple[str, CodeType]]:
 
 def _swap(path: str, text: bytes) -> None:
     """Give the functions of a loaded file other code."""
+    gc.unfreeze()  # frozen objects are not found
     name = str(ROOT / path)
     codes: dict[str, list[CodeType]] = defaultdict(list)
     for qualified, code in _by_name(compile(text, name, "exec")):
@@ -224,7 +225,7 @@ class Likeliest:
     def __init__(self, weights: dict[str, float], until: float) -> None:
         self.weights, self.until = weights, until
         self.found = ""
-        self.took: Counter[Path] = Counter()  # by file
+        self.took: dict[Path, float] = defaultdict(float)  # by file
         self.each = (until - time.monotonic()) * OF_A_FILE
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
