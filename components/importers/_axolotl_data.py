@@ -68,6 +68,11 @@ def write_data(draft: Draft) -> None:
         draft.same("train_on_inputs", "answers alone are trained on")
     draft.translated("train_on_inputs chat_template chat_template_jinja excess_length_strategy")
     draft.missing("shuffle_merged_datasets", "rows are drawn in random order")
+    if draft.get("dataset_exact_deduplication"):
+        for name in taken:
+            draft.set(f"dataset.{name}.deduplicate", None, "dataset_exact_deduplication", text="exact")
+        draft.note("duplicates are found among all datasets there, here in each dataset") if len(taken) > 1 else None
+    draft.same("dataset_exact_deduplication", "off")
     draft.unless_off("chat_template_kwargs", "write `template_arguments = { … }`")
 
 

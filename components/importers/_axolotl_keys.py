@@ -33,7 +33,7 @@ WITHOUT_MEANING: Final = {
     "config.json of the model says its class and size": (
         "base_model_config is_falcon_derived_model is_llama_derived_model is_mistral_derived_model "
         "is_qwen_derived_model tokenizer_type tokenizer_use_fast tokenizer_legacy model_revision "
-        "base_model_ignore_patterns model_config.output_router_logits"
+        "base_model_ignore_patterns"
     ),
     "modeling files of a folder are executed only with `model { code = remote }`": "trust_remote_code",
     "placement on devices and ranks is xtrain's": (
@@ -55,6 +55,7 @@ WITHOUT_MEANING: Final = {
     "checkpoints are in xtrain's own format": "save_safetensors merge_lora merge_method",
     "with an adapter only the adapter is trained": "peft_autocast_adapter_dtype",
     "loss values are in the run's records": "include_tokens_per_second include_tkps",
+    "axolotl reads no such key, and says nothing": "adam_eps eta_min full_finetune test_value context_parapllel_size",
 }
 # Reason → keys that are not expressible unless they are off.
 LACKING: Final = {
@@ -68,7 +69,7 @@ LACKING: Final = {
         "peft_layers_pattern peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying "
         "lora_rank_pattern lora_alpha_pattern"
     ),
-    "training with simulated quantization is not there": "qat quantization llmcompressor",
+    "`export --quantise` writes integers, and xtrain prunes no weights": "quantization llmcompressor",
     "uploads are made by other tools": "hub_model_id hub_* push_dataset_to_hub",
     "records go to files, TensorBoard and W&B": (
         "use_mlflow mlflow_* use_comet comet_* use_swanlab swanlab_* use_trackio trackio_* use_otel_metrics "
@@ -76,7 +77,6 @@ LACKING: Final = {
     ),
     "xtrain sorts no data by length or difficulty": ("group_by_length curriculum_sampling sample_packing_sequentially"),
     "an early stop by a metric is not there": "early_stopping_patience",
-    "fp8 with torchao's settings is written `compute = fp8 { … }`": "fp8 fp8_enable_fsdp_float8_all_gather",
     "images, audio and processors are not read": "processor_type image_size image_resize_algorithm",
     "diffusion models are not trained": "diffusion",
     "this loss is not there": "use_eaft eaft_* chunked_grpo* scaling_softmax*",
@@ -96,7 +96,6 @@ LACKING: Final = {
     "experts in this layout are not read": "llama4_linearized_experts",
     "learning rates by module are written `group NAME { lr_scale = … }`": ("embedding_lr embedding_lr_scale lr_groups"),
     "warm-up is linear": "lr_quadratic_warmup",
-    "exact duplicates are not removed": "dataset_exact_deduplication",
     "short documents are kept": "min_sample_len",
     "copies of the first step are not kept": "save_first_step",
     "`cosine` has no constant part": "cosine_constant_lr_ratio",

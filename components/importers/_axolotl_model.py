@@ -10,6 +10,7 @@ from xtrain.dsl.importing.accounts import is_off
 from xtrain.dsl.importing.draft import Draft
 
 _EXPERTS: Final = re.compile(r"moe|mixtral|\d+x\d+b|-a\d+b|gpt-oss|deepseek|dbrx|jamba|glm-?[45]|scout|maverick")
+_FIRST: Final = '"layers.0.self_attn.q_proj"'
 _WHOLE_TEXT: Final = re.compile(r"\^?(model\.language_model\.\*|language_model\.\*|lm_head(\.\*)?|embed_tokens)")
 
 
@@ -25,10 +26,11 @@ def write_model(draft: Draft) -> None:
         draft.meaningless("model_type type_of_model", "config.json of the model says its class")
     draft.missing("model_type type_of_model", "xtrain trains causal language models")
     draft.meaningless("cls_model_config", "config.json of the model says its class")
+    _write_balance(draft)
     draft.unless_off("overrides_of_model_config* model_config.*", "sizes of a model's folder cannot be changed")
-    for name in ("bos_token", "eos_token"):
-        key = f"special_tokens.{name}"
+    for key in (f"{place}.{name}" for place in ("special_tokens", "tokens") for name in ("bos_token", "eos_token")):
         if draft.has(key):
+            name = key.partition(".")[2]
             draft.note(f"{name} is {draft.get(key)} there; here the tokenizer's own counts, in tokenizer_config.json")
             draft.translated(key)
     if draft.get("reinit_weights"):
@@ -41,13 +43,41 @@ def write_model(draft: Draft) -> None:
     if draft.get(quantized) == "Mxfp4Config" and draft.get(f"{quantized}_kwargs.dequantize"):
         why = "weights are trained dequantized; a folder in mxfp4 is refused, name one in bf16"
         draft.meaningless(f"{quantized} {quantized}_kwargs", why)
-    if _EXPERTS.search(draft.text("base_model").lower()):
-        draft.note("experts have a balance loss only with output_router_logits: else write `router { aux_loss = 0 }`")
     unfrozen = draft.get("unfrozen_parameters", [])
     if isinstance(unfrozen, list) and unfrozen and all(_WHOLE_TEXT.fullmatch(str(name)) for name in unfrozen):
         draft.same("unfrozen_parameters", "the whole text model, which is all that is read")
     draft.unless_off("unfrozen_parameters", "`frozen` of `model` lists what is frozen, without regular expressions")
     draft.unless_off("freeze_mm_modules", "images are not read")
+
+
+def _write_balance(draft: Draft) -> None:
+    """Write the weight of the routers' balance loss, which transformers adds with `output_router_logits` alone."""
+    key = "model_config.output_router_logits"
+    if draft.get(key):
+        note = "the weight is router_aux_loss_coef · num_experts_per_tok of config.json there; write it as `router`'s"
+        draft.note(f"{note} `aux_loss`")
+        draft.translated(key)
+    elif _EXPERTS.search(draft.text("base_model").lower()):
+        draft.note("experts have a balance loss only with output_router_logits: else write `router { aux_loss = 0 }`")
+    draft.same(key, "the config's own value")
+
+
+def _write_rounding(draft: Draft) -> None:
+    """Write products in fp8 and simulated quantization, as torchao computes them for axolotl."""
+    if draft.get("fp8"):
+        first = "accelerate leaves out the first matrix and the last"
+        draft.set("precision.compute", None, "fp8", first, text=f"fp8 {{ recipe = tensorwise, skip = [{_FIRST}] }}")
+        draft.meaningless("fp8_enable_fsdp_float8_all_gather", "messages have the format of `rest`; products are equal")
+    draft.unless_off("fp8 fp8_enable_fsdp_float8_all_gather", "it goes with `fp8`")
+    form = (draft.get("qat.weight_dtype"), draft.get("qat.activation_dtype"))
+    if form == ("int4", "int8"):
+        draft.set("precision.qat.weights", None, "qat.weight_dtype", text="int4")
+        draft.set("precision.qat.activations", None, "qat.activation_dtype", text="int8")
+        draft.set("precision.qat.group", draft.number("qat.group_size", 32), "qat.group_size")
+        draft.note("it rounds the matrix of the head too; here it is not rounded")
+        draft.unless_off("qat.quantize_embedding", "embeddings are not rounded")
+        draft.unless_off("qat.fake_quant_after_n_steps", "train without `qat`, then resume with it")
+    draft.unless_off("qat", "`qat` rounds weights to int4 with inputs in int8 as axolotl does, and no other formats")
 
 
 def write_adapter(draft: Draft, adapter: str) -> None:
@@ -78,7 +108,7 @@ def write_adapter(draft: Draft, adapter: str) -> None:
                   "every expert has matrices of its own")  # fmt: skip
     else:
         draft.unless_off("lora_target_parameters", "`targets` are matrices of linear layers and `experts`")
-    draft.unless_off("lora_model_dir lora_fan_in_fan_out", "training on from an adapter is `adapter { from = … }`")
+    draft.unless_off("lora_model_dir", "training on from an adapter is `adapter { from = … }`")
     four, eight = draft.get("load_in_4bit"), draft.get("load_in_8bit")
     if four:
         options = draft.get("bnb_config_kwargs", {})
@@ -115,6 +145,7 @@ def write_precision(draft: Draft, adapter: str) -> None:
     else:
         draft.set("precision.params", None, "bf16 bfloat16", "weights are loaded in bf16, and so trained", text="bf16")
     draft.same("fp16 float16 float32", "off")
+    _write_rounding(draft)
     draft.meaningless("torch_dtype", "bf16 says the format")
     if isinstance(draft.get("tf32"), bool):
         draft.set("precision.matmul", None, "tf32", text="high" if draft.get("tf32") else "highest")

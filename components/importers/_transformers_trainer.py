@@ -5,7 +5,9 @@ Formulas of transformers 5.24 (`optimization.py`, `trainer.py`, `trainer_optimiz
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from xtrain.dsl.checking.config_json import names_repo
@@ -75,11 +77,19 @@ def write_padding(draft: Draft) -> None:
 
 
 def write_optimizer(
-    draft: Draft, key: str, default: str, *, lr: str = "learning_rate", usual_lr: float | None = None, full: bool = True
+    draft: Draft,
+    key: str,
+    default: str,
+    *,
+    lr: str = "learning_rate",
+    usual_lr: float | None = None,
+    full: bool = True,
+    own: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> None:
-    """Write the optimizer and its numbers. full: all parameters are trained, embeddings among them."""
+    """Write the optimizer and its numbers. full: all parameters are trained, embeddings among them. own: further names
+    of the trainer, as OPTIMIZERS has them."""
     name = draft.text(key, default).removeprefix("OptimizerNames.").lower()
-    kind, note = OPTIMIZERS.get(name, ("", ""))
+    kind, note = own.get(name) or OPTIMIZERS.get(name, ("", ""))
     if not kind:
         draft.missing(key, "xtrain has no such optimizer; the spec has AdamW")
     draft.label("optimizer", kind or "adamw", key, note)
@@ -93,10 +103,10 @@ def write_optimizer(
     draft.set("optimizer.weight_decay", decay, "weight_decay")
     if full and decay and kind != "sgd":
         draft.set("group.embed_tokens.weight_decay", decay, "", "transformers decays embeddings too")
-    if kind in ("adamw", "adamw8bit", "ademamix", "lion", "schedule_free", ""):
+    if kind in ("adamw", "adamw8bit", "ademamix", "lion", "muon", "schedule_free", ""):
         betas = [draft.number("adam_beta1", 0.9), draft.number("adam_beta2", 0.999)]
         draft.set("optimizer.betas", betas, "adam_beta1 adam_beta2")
-    if kind in ("adamw", "adamw8bit", "ademamix", "schedule_free", ""):
+    if kind in ("adamw", "adamw8bit", "ademamix", "muon", "schedule_free", ""):
         draft.set("optimizer.eps", draft.number("adam_epsilon", 1e-8), "adam_epsilon")
     if kind == "sgd":
         draft.set("optimizer.momentum", 0)

@@ -21,6 +21,8 @@ from xtrain.lazy_attrs import frozen
 _PACKING = (
     "axolotl packs micro_batch_size · sequence_len tokens into one row of attention; here each row has sequence_len"
 )
+# axolotl-contribs-mit's, with the scale of arXiv 2502.16982.
+_OPTIMIZERS = {"muon": ("muon", "norms and biases stay frozen there; here AdamW trains them")}
 _PLUGINS = {"cut_cross_entropy": KERNELS, "liger": KERNELS, "kernels": KERNELS, "expert_parallel": KERNELS}
 
 
@@ -55,7 +57,7 @@ class AxolotlImporter(Importer):
         write_data(draft)
         _write_batch(draft)
         write_padding(draft)
-        write_optimizer(draft, "optimizer", "adamw_torch_fused", full=not adapter)
+        write_optimizer(draft, "optimizer", "adamw_torch_fused", full=not adapter, own=_OPTIMIZERS)
         _write_schedule(draft)
         write_precision(draft, adapter)
         write_ranks(draft)
