@@ -98,15 +98,21 @@ def after(name: str) -> str:
     return names[(names.index(name) + 1) % len(names)] if name in names else names[0]
 
 
-def first_theme(file: Path) -> str:
-    """Return the theme that a file remembers; without one, the theme for the terminal's ground, as far as its
-    environment tells (COLORFGBG)."""
+def remembered_theme(file: Path) -> str | None:
+    """Return the theme that a file remembers."""
     with suppress(OSError, UnicodeDecodeError):
         remembered = read_regular(file, MOST_THEME_BYTES).decode().strip()
         if remembered in [theme.name for theme in THEMES]:
             return remembered
-    ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
-    return LIGHT.name if ground in ("7", "15") else DARK.name
+    return None
+
+
+def first_theme(file: Path, light: bool | None = None) -> str:
+    """Return the theme that a file remembers; without one, the theme for the terminal's background. light: the
+    terminal's answer; None: the environment says it (COLORFGBG), and otherwise it is taken for dark."""
+    if light is None:
+        light = os.environ.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
+    return remembered_theme(file) or (LIGHT.name if light else DARK.name)
 
 
 _SIGNS = {
@@ -156,7 +162,8 @@ class BoardApp(App[int]):
 
     compared: further runs, for the Compare screen. first: name of the screen that is shown first. launcher: process
     that started the run and this dashboard; with it, leaving asks what to do with the run. no_color: use only the
-    terminal's own two colors. theme_file: file that remembers the theme; without it, the theme is dark.
+    terminal's own two colors. theme_file: file that remembers the theme; without it, the theme is dark. light: True or
+    False for the terminal's background, if it is known.
 
     `board` is the board that panes were given last; while the view is frozen, newer boards are read and not shown.
     """
@@ -204,6 +211,7 @@ class BoardApp(App[int]):
         launcher: int | None = None,
         no_color: bool = False,
         theme_file: Path | None = None,
+        light: bool | None = None,
     ) -> None:
         super().__init__(ansi_color=True if no_color else None)
         self.directory = directory
@@ -232,7 +240,7 @@ class BoardApp(App[int]):
         for theme in THEMES:
             self.register_theme(theme)
         self._theme_file = theme_file
-        self.theme = first_theme(theme_file) if theme_file else THEMES[0].name
+        self.theme = first_theme(theme_file, light) if theme_file else THEMES[0].name
 
     def get_default_screen(self) -> Screen:
         return BoardScreen(id="_default")

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from xtrain.tui.board import reading as fault
-from xtrain.tui.board.app import BoardApp
+from xtrain.tui.board.app import BoardApp, remembered_theme
 from xtrain.tui.board.terminal import Terminal
 
 # A terminal that takes nothing any more must not keep a process that was asked to end.
@@ -69,13 +69,15 @@ def open_board(directory: Path, *, compared: Sequence[Path] = (), first: str = "
         sys.__stderr__.reconfigure(errors="replace")  # type: ignore[union-attr]
     threading.excepthook = partial(_thread_has_failed, terminal)
     no_color = bool(os.environ.get("NO_COLOR"))
+    theme_file = fault.state_folder() / THEME_FILE
     app = AttachedApp(
         directory,
         compared=compared,
         first=first,
         launcher=launcher,
         no_color=no_color,
-        theme_file=fault.state_folder() / THEME_FILE,
+        theme_file=theme_file,
+        light=None if no_color or remembered_theme(theme_file) else terminal.is_light(),
         terminal=terminal,
     )
     code = app.run()
