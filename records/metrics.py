@@ -60,6 +60,16 @@ class StepMetrics(Record):
             "bytes",
         ),
     ] = None
+    gpu_utilization: Annotated[
+        float | None,
+        doc(
+            "share of the last second in which the GPU ran a kernel, on the rank with the least ([below](#gpus)); this "
+            "and the next two only with the extra `nvml`",
+            "share, 0 to 1",
+        ),
+    ] = None
+    gpu_temperature: Annotated[float | None, doc("temperature of the hottest GPU", "°C")] = None
+    gpu_power: Annotated[float | None, doc("power of the GPU that takes most", "W")] = None
     phase: Annotated[str, doc("name of the phase of this step; `train` before the first declared phase")] = ""
     valid_tokens: Annotated[
         int | None,
@@ -179,6 +189,11 @@ class RankMetrics(Record):
             "times",
         ),
     ] = None
+    gpu_utilization: Annotated[
+        float | None, doc("share of the last second in which this rank's GPU ran a kernel, as above", "share, 0 to 1")
+    ] = None
+    gpu_temperature: Annotated[float | None, doc("temperature of this rank's GPU", "°C")] = None
+    gpu_power: Annotated[float | None, doc("power of this rank's GPU", "W")] = None
     node_seconds: Annotated[
         dict[str, float] | None, doc("node of the step → its time, averaged since the last record", "s")
     ] = None

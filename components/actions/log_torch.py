@@ -1,7 +1,7 @@
 """`tick.log`: metrics of a run, reduced over ranks before they are written."""
 
 import time
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from xtrain.plan.plan import Plan
 from xtrain.records.metrics import RankMetrics, StepMetrics
-from xtrain.runtime.base.device import MemoryNow, peak_bytes
+from xtrain.runtime.base.device import READINGS, DeviceGauges, MemoryNow, peak_bytes
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.feed.setup import Feed
@@ -37,7 +37,7 @@ def log(
     and the per-dataset losses of a mixture are averaged over the steps since the last record. Skipped steps and the
     first step after a start have no times; a record of only such steps has no rates."""
     routers = RouterMetrics.of(plan, model, rank)
-    memory_now = MemoryNow(rank.device)
+    memory_now, gauges = MemoryNow(rank.device), DeviceGauges(rank.device)
     planned_bytes = alerts.planned_bytes if alerts is not None else None
     rows_before = feed.rows_taken(progress.step)
 
@@ -48,12 +48,19 @@ def log(
         averages = [total / steps for total in (window.seconds, window.data_seconds, window.comm_seconds)]
         peak = peak_bytes(rank.device)
         of_plan = peak / planned_bytes if planned_bytes else 0.0
-        slowest = [*averages, float(peak), of_plan]
+        # Three numbers on every GPU, so that ranks with and without NVML can be reduced. The least utilization counts.
+        own_gauges = gauges.take()
+        signed = {name: -value if name == "gpu_utilization" else value for name, value in own_gauges.items()}
+        read = [signed.get(name, -inf) for name in READINGS] if rank.device.type == "cuda" else []
+        slowest = [*averages, float(peak), of_plan, *read]
         if rank.world_size > 1:
             shared = torch.tensor(slowest, dtype=torch.float64, device=rank.device)
             dist.all_reduce(shared, op=dist.ReduceOp.MAX)
             slowest = shared.tolist()
-        seconds, data_seconds, comm_seconds, memory, of_plan = slowest
+        seconds, data_seconds, comm_seconds, memory, of_plan, *read = slowest
+        gpus: dict[str, Any] = {
+            name: abs(value) for name, value in zip(READINGS, read, strict=False) if isfinite(value)
+        }
         if alerts is not None:
             alerts.logged(window.timed, seconds * window.timed, data_seconds * window.timed, of_plan)
         now, timed = time.time(), window.timed > 0
@@ -84,6 +91,7 @@ def log(
             comm_seconds=comm_seconds if timed and WAITS.measured else None,
             rest=window.losses.take() | rows | routed | norms | (step.metrics if learned else {}),
             **rates,
+            **gpus,
         )
         records.log(metrics)
         since = {name: count - rows_before.get(name, 0) for name, count in taken.items()}
@@ -93,7 +101,7 @@ def log(
             records.warn(message, step=progress.step)
         own_seconds, own_data, own_comm = (round(average, 6) for average in averages)
         nodes = {node: round(total / steps, 6) for node, total in window.node_seconds.items()}
-        held: dict[str, Any] = dict(memory_now.take())
+        held: dict[str, Any] = memory_now.take() | own_gauges
         own = RankMetrics(
             step=progress.step,
             time=now,

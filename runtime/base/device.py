@@ -6,6 +6,7 @@ import re
 import resource
 import sys
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final
@@ -123,6 +124,35 @@ class MemoryNow:
         if self._statm is None:
             return {}
         return {"resident_bytes": int(os.pread(self._statm, 64, 0).split()[1]) * PAGE}
+
+
+_WATT: Final = 1 if torch.version.hip else 1000  # torch gives milliwatts on CUDA
+# Name in the records → its reading.
+READINGS: Final[dict[str, Callable[[torch.device], float]]] = {
+    "gpu_utilization": lambda device: torch.cuda.utilization(device) / 100,
+    "gpu_temperature": lambda device: float(torch.cuda.temperature(device)),
+    "gpu_power": lambda device: torch.cuda.power_draw(device) / _WATT,
+}
+
+
+class DeviceGauges:
+    """Readings of the GPU of a rank, through torch from NVML (extra `nvml`) or AMD SMI: none on a CPU and without the
+    package."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._names = list(READINGS) if device.type == "cuda" else []
+
+    def take(self) -> dict[str, float]:
+        """Return the readings of now: a share of time, degrees Celsius, watts. A reading that fails once, such as the
+        utilization of a MIG slice, is not tried again."""
+        found: dict[str, float] = {}
+        for name in [*self._names]:
+            try:
+                found[name] = READINGS[name](self._device)
+            except Exception:  # NVML has errors of its own, and torch raises others without the package or the driver
+                self._names.remove(name)
+        return found
 
 
 def streams(device: torch.device) -> dict[str, Tensor]:

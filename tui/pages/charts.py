@@ -13,6 +13,7 @@ from xtrain.tui.pages.comparison import Compared, metric_keys
 # Metrics that come first, in this order; evaluations follow them.
 FIRST: Final = (
     "loss", "objective", "reward", "grad_norm", "lr", "tokens_per_second", "memory_bytes", "step_seconds", "mfu",
+    "gpu_utilization", "gpu_temperature", "gpu_power",
 )  # fmt: skip
 _HINTS: Final = get_type_hints(StepMetrics, include_extras=True)
 _UNITS: Final[dict[str, Unit]] = {"s": "seconds", "bytes": "bytes", "tokens": "count", "rows": "count"}

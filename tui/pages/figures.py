@@ -4,6 +4,7 @@ import math
 
 from attrs import frozen
 
+from xtrain.records.metrics import RankMetrics, StepMetrics
 from xtrain.records.names import EndStatus
 from xtrain.text.units import UNKNOWN, brief, count, decimal, duration, plural, printable, share, size
 from xtrain.tui.event_text import cause, failed
@@ -104,10 +105,17 @@ def comparison(board: Board) -> list[FigureRow]:
             None if on_cpu else _off(memory, wanted_memory),
         ),
         FigureRow("MFU", share(mfu), share(times.mfu), _off(mfu, times.mfu)),
+        *([FigureRow("GPU", gauges, UNKNOWN)] if (gauges := gauges_text(last)) else []),
         FigureRow("tokens", count(tokens), count(planned.tokens) if planned and planned.tokens else UNKNOWN),
         FigureRow("steps", f"{board.step:,}", f"{steps:,}" if steps else UNKNOWN),
         *_groups(board),
     ]  # fmt: skip
+
+
+def gauges_text(last: StepMetrics | RankMetrics) -> str:
+    """Return utilization, temperature and power of a GPU as text; empty without them."""
+    forms = ((last.gpu_utilization, "{:.0%}"), (last.gpu_temperature, "{:.0f} °C"), (last.gpu_power, "{:.0f} W"))
+    return " · ".join(form.format(value) for value, form in forms if value is not None)
 
 
 def _groups(board: Board) -> list[FigureRow]:

@@ -9,6 +9,7 @@ from attrs import evolve, field, frozen
 from xtrain.records.metrics import RankMetrics
 from xtrain.text.units import brief, size
 from xtrain.tui.model.life import OneRank
+from xtrain.tui.pages.figures import gauges_text
 from xtrain.tui.pages.rank_figures import (
     COMMUNICATION,
     DATA,
@@ -128,6 +129,8 @@ def _figures(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
         yield "memory", f"{size(rank.memory_bytes)}{share}", "bad" if plan and rank.memory_bytes > plan else ""
     if now := _memory_now(rank.last):
         yield "", ", ".join(now), ""
+    if rank.last is not None and (gauges := gauges_text(rank.last)):
+        yield "GPU", gauges, ""
     if rank.step is not None:
         yield "reported", f"all this after step {rank.step:,}", ""
 
