@@ -17,6 +17,7 @@ from xtrain.tui.curves.viewport import Extent, Viewport
 # Size of a plot in its own units, which a page scales; and the borders around its curves.
 WIDTH, HEIGHT = 440, 220
 LEFT, RIGHT, TOP, BOTTOM = 58, 8, 8, 36
+_LABEL_SIGNS = 7  # as many of a usual font fit left of the axis; longer labels are written narrower
 # Pixels of a column in which the points of a dense curve are summed up.
 _COLUMN = 2
 # Times the range of the percentiles from which on a plot shows that range alone.
@@ -197,7 +198,8 @@ class _Plot:
         for value, label in zip(values, said, strict=True):
             y = self.y(value)
             yield f'<path class="axis" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
-            yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
+            narrow = f' textLength="{LEFT - 8}" lengthAdjust="spacingAndGlyphs"' if len(label) > _LABEL_SIGNS else ""
+            yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end"{narrow}>{label}</text>'
         values = ticks(*self.seen, 5, x_unit)
         for value, label in zip(values, own_labels(values, x_unit), strict=True):
             x = self.x(value)

@@ -29,6 +29,15 @@ def test_corners_of_the_values_are_corners_of_the_plot() -> None:
     assert found.points["lines"] == [{"name": "loss", "color": 0, "x": [0, 1, 2], "y": [1, 3, 2], "last": "2"}]
 
 
+def test_a_label_that_is_longer_than_the_margin_is_written_narrower() -> None:
+    found = picture([line([1_300_000_000, 1_300_030_000])], title="memory_bytes", unit="bytes")
+    short = picture([line([1, 3])], title="loss")
+    assert found is not None and short is not None
+    said = re.findall(rf'text-anchor="end" textLength="{LEFT - 8}" lengthAdjust="spacingAndGlyphs">([^<]+)<', found.svg)
+    assert len(said) >= 2 and all(label.endswith("GiB") and len(label) > 7 for label in said)
+    assert "textLength" not in short.svg
+
+
 def test_gaps_and_lone_points() -> None:
     found = picture([line([1, math.nan, 3, 2, math.inf])], title="loss")
     assert found is not None and found.svg.count("<circle") == 1
