@@ -26,6 +26,12 @@ _METHODS: Final = {
     "reward": ("center_rewards_coefficient",),
 }
 _RATES: Final = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "grpo": 1e-6, "reward": 1e-4}
+_TAIL: Final = (
+    "what the template writes after an answer's last token, such as a line break, counts there; here it does not"
+)
+_FIRST: Final = (
+    "with a tokenizer without bos the first token of a text is not predicted there; here eos comes before it"
+)
 _FORMS: Final = {"sigmoid": "sigmoid", "ipo": "ipo", "hinge": "hinge", "robust": "robust"}
 
 
@@ -146,6 +152,8 @@ def _write_data(draft: Draft, method: str) -> list[str]:
 
 def _write_fields(draft: Draft, address: str, method: str) -> None:
     first = _first_record(draft.setting(f"{address}.source") or "")
+    if method in ("dpo", "kto"):
+        draft.note(_TAIL)
     if method in ("dpo", "reward"):
         for side in ("chosen", "rejected"):
             draft.set(f"{address}.{side}", side)
@@ -170,6 +178,7 @@ def _write_fields(draft: Draft, address: str, method: str) -> None:
                       "", "prompt and completion as they are")  # fmt: skip
     else:
         draft.set(f"{address}.text", draft.text("dataset_text_field", "text"), "dataset_text_field")
+        draft.note(_FIRST)
         if first is None:
             draft.note("it looks at the first record: of `messages` or `prompt` and `completion`, name these fields")
     draft.same("assistant_only_loss completion_only_loss", "as the records say")
@@ -215,7 +224,9 @@ def _write_loss(draft: Draft, method: str, adapter: bool) -> None:
     elif method == "dpo":
         draft.label("loss", "dpo")
         draft.set("loss.beta", draft.number("beta", 0.1), "beta")
-        draft.set("loss.label_smoothing", draft.number("label_smoothing", 0), "label_smoothing")
+        if kind == "robust":
+            draft.set("loss.label_smoothing", draft.number("label_smoothing", 0), "label_smoothing")
+        draft.meaningless("label_smoothing", "TRL reads it for `robust` and `exo_pair` alone")
         if isinstance(kind, str) and kind in _FORMS:
             draft.set("loss.form", None, "loss_type", text=_FORMS[kind])
         if adapter:

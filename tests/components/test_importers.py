@@ -304,6 +304,8 @@ OTHER_ROWS = [
     ("llama_factory", "packing: true", ["collate = to_tensor -> flatten -> shift_tokens -> pack(multipack)"]),
     ("llama_factory", "dataset: pairs\nstage: dpo\npref_beta: 0.2", ["beta = 0.2", 'chosen = "chosen"']),
     ("transformers", "warmup_ratio: 0.1\nlabel_smoothing_factor: 0.1", ["warmup = 10%", "label_smoothing = 0.1"]),
+    ("trl", "beta: 0.2\nlabel_smoothing: 0.1", ["beta = 0.2", "!label_smoothing = 0.1"]),  # TRL does not read it
+    ("trl", "beta: 0.2\nloss_type: robust\nlabel_smoothing: 0.1", ["form = robust", "label_smoothing = 0.1"]),
     ("transformers", "weight_decay: 0.01\noptim: sgd", ["optimizer sgd {", "!group embed_tokens {"]),
     ("transformers", "fsdp: full_shard auto_wrap offload", ["offload = true"]),
     ("transformers", "save_strategy: epoch\nsave_total_limit: 2", ["every 1 epoch checkpoint", "keep = 2"]),
