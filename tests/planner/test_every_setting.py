@@ -26,6 +26,9 @@ from xtrain.planner.review.resumable import resumable
 
 from .conftest import spec_text
 
+# Thousands of plans: minutes where other work has the cores.
+pytestmark = pytest.mark.timeout(1200)
+
 # Everything is on, so that every setting has something to act upon.
 ALL_ON = {
     "model": "model qwen3_moe { dim = 64, layers = 8, heads = 8, kv_heads = 4, vocab = 300, experts = 8\n"
