@@ -41,7 +41,8 @@ def called(project: Project, *arguments: str) -> tuple[int, str, str]:
 
 
 def replays(project: Project) -> list[Path]:
-    return sorted((project.folder / "runs" / "tiny-replays").iterdir(), key=lambda path: path.stat().st_mtime)
+    folder = project.folder / "runs" / "tiny-replays"
+    return sorted(filter(Path.is_dir, folder.iterdir()), key=lambda path: path.stat().st_mtime)
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ _MOST_BYTES: Final = 1 << 20
 def inquiries(board: Board) -> Iterator[str]:
     """Yield what `xtrain blame` found about the last alerts, or its command, and what `xtrain forget` retrained."""
     run = board.directory
-    replays = run.parent.with_name(f"{run.parent.name}-replays")
+    lineage = run.absolute().parent  # a run may be given by its name alone
+    replays = lineage.parent / f"{lineage.name}-replays"
     alerts = [entry.event for entry in board.events.entries if isinstance(entry.event, AlertEvent)]
     steps = {alert.step: alert.kind for alert in alerts if alert.state == "raised" and alert.kind in _OF_DATA}
     for step, kind in [*steps.items()][-_MOST:]:
