@@ -207,7 +207,7 @@ def groups_of(
     """
     decays = {p.name: p.decays for p in plan.parameters.tensors}
     group_of = ParameterGroups.of(plan).group
-    roles = _roles(plan) if plan.args("setup.parametrization") else {}
+    roles = _roles(plan) if any(node.op == "setup.parametrization" for node in plan.nodes) else {}
     groups: dict[tuple[bool, str | None, DeviceMesh | None, str], list[nn.Parameter]] = {}
     for name, parameter in updated(plan, model):
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
