@@ -41,9 +41,9 @@ def test_products_and_gradients_are_torchaos(recipe, dtype):
     out = BlockScaledMatrix(RECIPES[recipe]()).product(*ours)
     wanted.backward(gradient)
     out.backward(gradient)
-    assert torch.equal(out, wanted)
-    for own, other in zip(ours, theirs, strict=True):
-        assert torch.equal(own.grad, other.grad)
+    for own, other in ((out, wanted), *((a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))):
+        # Some processors add numbers near the end of bf16 in an order that gives infinity minus infinity.
+        torch.testing.assert_close(own, other, rtol=0, atol=0, equal_nan=True)
 
 
 def test_codes_of_what_is_not_finite_stay_so():
