@@ -17,7 +17,7 @@ from xtrain.dsl.schema.component import Registry, members_of, registry_of
 from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.dsl.schema.losses import LOSSES
 from xtrain.dsl.schema.parallel import STACKS, Parallel
-from xtrain.dsl.schema.policy import PolicyLoss
+from xtrain.dsl.schema.policy import REWARDS, PolicyLoss
 from xtrain.dsl.schema.precision import Precision
 from xtrain.dsl.schema.run import Tracker
 from xtrain.dsl.schema.setting import Role, Setting, settings_of, spelled
@@ -211,7 +211,8 @@ def _member(component: type[Tracker], name: str) -> str:
 
 
 def _around_reward(source: str) -> dict[str, str]:
-    """Return the lines that a reward needs: a rollout, a loss that learns from it, and prompts with answers."""
+    """Return the lines that a reward or an engine needs: a rollout, a reward, a loss that learns from it, and prompts
+    with answers."""
     loss = next(name for name, each in LOSSES.items() if issubclass(each, PolicyLoss))
     answers = 'prompt = "prompt", response = "answer", template = "plain", oversized = skip, holdout = 10%'
     return {
@@ -219,6 +220,7 @@ def _around_reward(source: str) -> dict[str, str]:
         "collate": rows_of_prompts(),
         "loss": f"loss {loss}",
         "rollout": "rollout { group = 2, max_tokens = 8 }",
+        "reward": _written("reward", REWARDS.default, next(iter(REWARDS))),
     }
 
 
@@ -297,8 +299,8 @@ def _loaded(lines: dict[str, str], set_text: str) -> Loaded:
     sets = [set_text] if set_text else []
     loaded = load_spec(_NAME, sets, {_NAME: _text(lines)})
     source = next(name for name, each in SOURCES.items() if each.records == "fields")
-    if loaded.spec is not None and loaded.spec.reward is not None:
-        return load_spec(_NAME, [], {_NAME: _text(lines | _around_reward(source))})
+    if loaded.spec is not None and (loaded.spec.reward is not None or loaded.spec.engine is not None):
+        return load_spec(_NAME, [], {_NAME: _text(_around_reward(source) | lines)})
     if loaded.spec is not None and (read := loaded.spec.loss.of_data()):
         data = f'dataset text {{ source = {source}("*"), holdout = 10%, {", ".join(read)} }}'
         return load_spec(_NAME, sets, {_NAME: _text(lines | {"dataset": data})})
