@@ -8,6 +8,9 @@ from xtrain.records import training_events
 from xtrain.records.lines import Event, UnknownEvent, doc, event_types, in_words, objects_since, one_of, read
 from xtrain.records.names import ControlState
 
+ALERTS_OF_DATA: Final = ("loss_spike", "loss_above", "nonfinite")
+"""Kinds of alerts that documents can cause."""
+
 
 class AlertEvent(Event, tag="alert"):
     """an alert was raised or cleared ([alerts.md](alerts.md))"""

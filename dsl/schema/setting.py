@@ -346,7 +346,7 @@ class Range:
         """Return what is wrong with a value, as the end of a sentence ("must be above 0"); None if valid."""
         value = tuple(value.values()) if isinstance(value, dict) else value
         amounts = [getattr(each, "value", each) for each in (value if isinstance(value, tuple) else (value,))]
-        if isinstance(value, str):  # a word that the setting takes besides numbers
+        if isinstance(value, str):  # a word, which the setting takes as well as numbers
             return None
         bounded = not self.percent or getattr(value, "unit", None) == "%"
         if self.count in (None, len(amounts)) and all(self._holds(amount, bounded) for amount in amounts):

@@ -5,13 +5,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Final
 
-from xtrain.records.events import AlertEvent
+from xtrain.records.events import ALERTS_OF_DATA, AlertEvent
 from xtrain.regular_files import read_json
 from xtrain.tui.lines.plain import short_path
 from xtrain.tui.model.board import Board
 
-_OF_DATA: Final = ("loss_spike", "loss_above", "nonfinite")
-"""Alerts that documents can cause."""
 _MOST: Final = 3
 _MOST_BYTES: Final = 1 << 20
 
@@ -22,7 +20,7 @@ def inquiries(board: Board) -> Iterator[str]:
     lineage = run.absolute().parent  # a run may be given by its name alone
     replays = lineage.parent / f"{lineage.name}-replays"
     alerts = [entry.event for entry in board.events.entries if isinstance(entry.event, AlertEvent)]
-    steps = {alert.step: alert.kind for alert in alerts if alert.state == "raised" and alert.kind in _OF_DATA}
+    steps = {alert.step: alert.kind for alert in alerts if alert.state == "raised" and alert.kind in ALERTS_OF_DATA}
     for step, kind in [*steps.items()][-_MOST:]:
         if step is None:
             continue
