@@ -154,4 +154,4 @@ def test_a_million_points_take_milliseconds() -> None:
         found.columns(0, 999_999, 300)
         return time.thread_time() - begin
 
-    assert min(seconds() for _ in range(10)) < 0.05  # a loop over the points takes a second
+    assert min(seconds() for _ in range(10)) < 0.005

@@ -183,7 +183,13 @@ def test_a_million_points_are_drawn_in_milliseconds() -> None:
         assert any(style == "dim0" for _, style in drawing.rows[1])  # the spike reaches the top
         return taken
 
-    assert min(seconds() for _ in range(10)) < 0.05  # a loop over the points takes a second
+    def passes() -> float:
+        begin = time.thread_time()
+        values.cumsum()
+        return time.thread_time() - begin
+
+    # Processors differ by a factor of four: a sum over the points, one after the other, takes a millisecond or more.
+    assert min(seconds() for _ in range(10)) < 4 * min(passes() for _ in range(10))
 
 
 def test_a_dense_curve_is_its_median_over_the_band_of_its_values() -> None:
