@@ -101,7 +101,9 @@ def _plans(arguments: argparse.Namespace) -> tuple[str, dict[int, "Plan"]]:
         or loaded.spec.model.folder is not None
         or loaded.spec.rollout is not None
     ):
-        raise Refused(2, "xtrain coord-check: it is of native language models that start from drawn weights")
+        raise Refused(
+            2, "xtrain coord-check: only native language models that start from drawn weights have sizes to compare"
+        )
     sizes = sorted({*(depths or arguments.widths or (arch.dim // 2, arch.dim, 2 * arch.dim, 4 * arch.dim))})
     if len(sizes) < 2:
         raise Refused(2, "xtrain coord-check: one size shows no growth; name two or more")

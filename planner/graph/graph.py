@@ -247,7 +247,8 @@ def _parametrize(graph: Builder, resolved: Resolved, last: str) -> str:
     scales = scales_of(chosen, resolved.architecture)
     does = f"{chosen.kind} of width {wider:.4g} times"
     does += f" and depth {deeper:.4g} times the base" if chosen.base_depth is not None else " the base"
-    does += ": " + "; ".join(f"{role}: {each.text}" for role, each in scales.items() if each.args)
+    factors = "; ".join(f"{role}: {each.text}" for role, each in scales.items() if each.args)
+    does += f": {factors or 'all factors are 1'}"
     args = {"roles": {role: each.args for role, each in scales.items() if each.args}}
     return graph.add("setup", "setup.parametrization", does, args=args, after=((last, "optimizer"),))
 

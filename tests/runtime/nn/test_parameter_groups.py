@@ -248,6 +248,7 @@ def test_the_base_itself_is_the_standard_model(tmp_path):
     same = compile_plan(load_spec(_edited(tmp_path, "base_width = 4", "base_width = 16")).require()).plan
     assert same is not None and same.node("setup.weights").args["scales"] == {}
     assert same.node("setup.parametrization").args["roles"] == {}
+    assert same.node("setup.parametrization").does.endswith(": all factors are 1")
     assert plan.node("setup.parametrization").args["roles"]["hidden"] == {"lr": 0.25, "weight_decay": 4.0, "eps": 0.25}
 
 
