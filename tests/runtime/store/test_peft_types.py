@@ -17,7 +17,7 @@ from xtrain.runtime.nn.model_code import CodeModel
 from xtrain.runtime.store.beginning import planned_adapter
 
 TYPES = (
-    "arcee", "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "glm", "glm4", "glm4_moe", "gpt_neox",
+    "arcee", "apertus", "gemma2", "cohere", "cohere2", "ernie4_5", "exaone4", "glm", "glm4", "glm4_moe", "gpt_neox",
     "granitemoe", "helium", "mamba", "mistral", "phi", "phi3", "seed_oss", "starcoder2", "biogpt",
 )  # fmt: skip
 # PEFT refuses the last matrix of a Mamba mixer, and takes the names of matrices of shared experts for stacks.
