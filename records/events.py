@@ -67,7 +67,7 @@ class SignalEvent(Event, tag="signal"):
 class StopEvent(Event, tag="stop"):
     """all ranks have agreed to stop"""
 
-    name: Annotated[str, doc("`time_limit`, `stop_at`, `stop_file`, or the alert that caused it")]
+    name: Annotated[str, doc("`time_limit`, `stop_at`, `stop_file`, `tick`, or the alert that caused it")]
     reason: Annotated[str, in_words()]
 
 

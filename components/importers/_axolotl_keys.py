@@ -71,12 +71,11 @@ LACKING: Final = {
     ),
     "`export --quantise` writes integers, and xtrain prunes no weights": "quantization llmcompressor",
     "uploads are made by other tools": "hub_model_id hub_* push_dataset_to_hub",
-    "records go to files, TensorBoard and W&B": (
-        "use_mlflow mlflow_* use_comet comet_* use_swanlab swanlab_* use_trackio trackio_* use_otel_metrics "
-        "otel_metrics_* wandb_watch wandb_log_model wandb_run_id"
+    "trackers get the records of the run, its spec and its plan": (
+        "hf_mlflow_log_artifacts mlflow_* comet_* swanlab_* trackio_* use_otel_metrics otel_metrics_* wandb_watch "
+        "wandb_log_model wandb_run_id"
     ),
     "xtrain sorts no data by length or difficulty": ("group_by_length curriculum_sampling sample_packing_sequentially"),
-    "an early stop by a metric is not there": "early_stopping_patience",
     "images, audio and processors are not read": "processor_type image_size image_resize_algorithm",
     "diffusion models are not trained": "diffusion",
     "this loss is not there": "use_eaft eaft_* chunked_grpo* scaling_softmax*",

@@ -8,6 +8,7 @@ from xtrain.components.importers._transformers_trainer import (
     LAST_STEP,
     PER_RANK,
     share_or_steps,
+    write_evaluations,
     write_optimizer,
     write_schedule,
 )
@@ -48,8 +49,7 @@ WITHOUT_MEANING: Final = {
     ),
     "`xtrain run` trains, and evaluates as the ticks say": "do_train do_eval do_predict",
     "checkpoints hold the full state": (
-        "save_only_model save_safetensors load_best_model_at_end greater_is_better ignore_data_skip "
-        "restore_callback_states_from_checkpoint"
+        "save_only_model save_safetensors ignore_data_skip restore_callback_states_from_checkpoint"
     ),
 }
 LACKING: Final = {
@@ -102,17 +102,18 @@ def write_arguments(draft: Draft, usual: Usual, *, datasets: list[str], full: bo
     else:
         draft.missing("train_sampling_strategy group_by_length", "rows are drawn in random order")
     trackers = draft.get("report_to", "none")
-    chosen = {str(name).lower() for name in (trackers if isinstance(trackers, list) else [trackers])}
+    chosen = {
+        str(name).lower().removesuffix("_ml") for name in (trackers if isinstance(trackers, list) else [trackers])
+    }
     if "tensorboard" in chosen:
         draft.set("log.tensorboard", True, "report_to")
-    if "wandb" in chosen:
-        draft.set("log.wandb.project", draft.text("project", "huggingface"), "report_to project")
+    for tracker in sorted(chosen & {"wandb", "mlflow", "comet", "trackio", "swanlab"}):
+        draft.set(f"log.{tracker}.project", draft.text("project", "huggingface"), "report_to project")
         if draft.has("run_name"):
-            draft.set("log.wandb.name", draft.text("run_name"), "run_name")
-    if chosen <= {"tensorboard", "wandb", "none", "all", "[]"}:
-        draft.same("report_to", "files of the run")
-    else:
-        draft.missing("report_to", "records go to files, TensorBoard and W&B")
+            draft.set(f"log.{tracker}.name", draft.text("run_name"), "run_name")
+    if unknown := chosen - {"tensorboard", "wandb", "mlflow", "comet", "trackio", "swanlab", "none", "all", "[]"}:
+        draft.missing("report_to", f"there is no tracker {', '.join(sorted(unknown))}; a class of your own can be one")
+    draft.same("report_to", "files of the run")
 
 
 def _write_length(draft: Draft) -> None:
@@ -182,22 +183,19 @@ def _write_ticks(draft: Draft, usual: Usual, datasets: list[str]) -> None:
         origin = _origin(draft, "save_steps" if strategy == "steps" else "save_strategy")
         draft.statements.append((f"every {period} checkpoint", origin))
         draft.translated("save_strategy save_steps" if strategy == "steps" else "save_strategy")
-    if strategy == "best":
-        draft.missing("save_strategy", "`checkpoint { best = eval.DATASET.loss }` keeps the best in addition")
-    draft.translated("save_strategy")
+    if strategy != "best":
+        draft.translated("save_strategy")
     draft.meaningless("save_steps", "save_strategy says how often")
     draft.set("checkpoint.keep", None, "save_total_limit", text=str(keep or "none"))
     strategy = draft.text("eval_strategy", draft.text("evaluation_strategy", "no")).lower()
     steps = draft.number("eval_steps", every or 500)
     period = {"steps": share_or_steps(steps), "epoch": "1 epoch"}.get(strategy, "")
+    write_evaluations(draft, datasets, period, _origin(draft, "eval_strategy"), "early_stopping_steps")
     if period and datasets:
-        actions = " then ".join(f"eval {name} {{ batches = none }}" for name in datasets)
-        draft.statements.append((f"every {period} {actions}", _origin(draft, "eval_strategy")))
         draft.translated("eval_strategy evaluation_strategy eval_steps")
     why = "nothing is held out for evaluation" if period else "off"
     draft.meaningless("eval_strategy evaluation_strategy eval_steps", why)
-    if draft.has("metric_for_best_model"):
-        draft.missing("metric_for_best_model", "write `checkpoint { best = eval.DATASET.loss }`")
+    draft.meaningless("load_best_model_at_end greater_is_better", "checkpoints hold the full state")
 
 
 def _origin(draft: Draft, key: str) -> str:

@@ -160,6 +160,35 @@ def share_or_steps(value: float, share_text: str = "") -> str:
     return f"{int(value)} {'step' if int(value) == 1 else 'steps'}"
 
 
+def write_evaluations(draft: Draft, held: list[str], period: str, origin: str, patience: str = "") -> None:
+    """Write the evaluations of datasets with held-out rows, and the checkpoint and the early stop that go with them.
+
+    patience: key of the number of evaluations of `EarlyStoppingCallback`, which counts those whose loss is not below
+    the least one.
+    """
+    if held and period:
+        _write_evaluations(draft, held, period, origin, patience)
+    draft.unless_off(patience, "`early_stop` follows a metric of an evaluation")
+    best = "write `checkpoint { best = eval.DATASET.METRIC }`"
+    draft.unless_off("metric_for_best_model", best)
+    if draft.text("save_strategy") == "best":
+        draft.missing("save_strategy", best)
+
+
+def _write_evaluations(draft: Draft, held: list[str], period: str, origin: str, patience: str) -> None:
+    actions = [f"eval {name} {{ batches = none }}" for name in held]
+    metric = f"eval.{held[0]}.loss"
+    follows = draft.get("metric_for_best_model", "loss") in ("loss", "eval_loss") and not draft.get("greater_is_better")
+    if follows and (draft.get("load_best_model_at_end") or draft.text("save_strategy") == "best"):
+        draft.set("checkpoint.best", None, "load_best_model_at_end save_strategy", text=metric)
+        draft.translated("metric_for_best_model greater_is_better")
+        draft.note("it ends with the weights of the best evaluation; here `checkpoints/best` has them")
+    if follows and patience and draft.number(patience, 0):
+        actions.append(f"early_stop {{ metric = {metric}, patience = {int(draft.number(patience))} }}")
+        draft.translated(f"{patience} metric_for_best_model")
+    draft.statements.append((f"every {period} {' then '.join(actions)}", origin))
+
+
 def write_lora(draft: Draft, settings: dict[str, str], rank: float, alpha: float, dropout: float) -> None:
     """Write `adapter lora`. settings: xtrain's names → keys of the source; numbers: the source's defaults."""
     draft.label("adapter", "lora", settings.get("label", ""))
@@ -207,9 +236,6 @@ def write_source(
     named = [given] if isinstance(given, str) else [item for item in given if isinstance(item, str)]
     suffix = Path(path).suffix.lstrip(".").lower()
     form = draft.text(kind) or (path if path in ("json", "parquet", "arrow", "text", "csv") else "")
-    if "://" in path:
-        draft.missing(key, "files of a network are not read; copy them to a folder")
-        return
     if named and names_repo(path) and not Path(path).is_dir():
         draft.downloads.append(f"hf download {path} --repo-type dataset --local-dir {path}")
     named = [f"{path}/{file}" if names_repo(path) or Path(path).is_dir() else file for file in named]

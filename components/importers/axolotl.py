@@ -1,6 +1,6 @@
 """Configurations of axolotl (YAML), as its release 0.18 computes them."""
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from xtrain.components.importers._axolotl_data import is_preference, write_data
 from xtrain.components.importers._axolotl_keys import KERNELS, LACKING, WITHOUT_MEANING
@@ -9,6 +9,7 @@ from xtrain.components.importers._transformers_trainer import (
     LAST_STEP,
     PER_RANK,
     share_or_steps,
+    write_evaluations,
     write_optimizer,
     write_padding,
     write_schedule,
@@ -23,7 +24,8 @@ _PACKING = (
 )
 # axolotl-contribs-mit's, with the scale of arXiv 2502.16982.
 _OPTIMIZERS = {"muon": ("muon", "norms and biases stay frozen there; here AdamW trains them")}
-_PLUGINS = {"cut_cross_entropy": KERNELS, "liger": KERNELS, "kernels": KERNELS, "expert_parallel": KERNELS}
+_PLUGINS = {"cut_cross_entropy": KERNELS, "liger": KERNELS, "kernels": KERNELS, "expert_parallel": KERNELS,
+            "swanlab": "`use_swanlab` says whether it is used"}  # fmt: skip
 
 
 @IMPORTERS.register()
@@ -154,16 +156,12 @@ def _write_ticks(draft: Draft) -> None:
     else:
         period = "" if strategy in ("no", "false", "best") else "1 epoch"
         key = "save_strategy" if draft.has("save_strategy") else ""
-    if strategy == "best":
-        draft.missing("save_strategy", "`checkpoint { best = eval.DATASET.loss }` keeps the best in addition")
     if period and period != "100%":
         draft.statements.append((f"every {period} checkpoint", key or "axolotl's default"))
-    draft.translated(key)
-    draft.meaningless("save_strategy", "how often is said by another key")
+    if strategy != "best":
+        draft.translated(key)
+        draft.meaningless("save_strategy", "how often is said by another key")
     draft.same("saves_per_epoch save_steps", "off")
-    draft.meaningless("save_only_model load_best_model_at_end greater_is_better", "checkpoints hold the full state")
-    best = draft.get("metric_for_best_model")
-    draft.missing("metric_for_best_model", "write `checkpoint { best = eval.DATASET.loss }`") if best else None
     held = [name for name in draft.labels("dataset") if draft.setting(f"dataset.{name}.holdout")]
     steps, strategy = (
         draft.number("eval_steps", 0),
@@ -178,9 +176,9 @@ def _write_ticks(draft: Draft) -> None:
     )
     if not period and strategy == "epoch":
         period, key = "1 epoch", "eval_strategy evaluation_strategy"
+    write_evaluations(draft, held, period, key, "early_stopping_patience")
+    draft.meaningless("save_only_model load_best_model_at_end greater_is_better", "checkpoints hold the full state")
     if held and period:
-        actions = " then ".join(f"eval {name} {{ batches = none }}" for name in held)
-        draft.statements.append((f"every {period} {actions}", key))
         draft.translated(key)
     draft.meaningless("evals_per_epoch eval_steps eval_strategy evaluation_strategy",
                       "another key says how often" if held else "nothing is held out for evaluation")  # fmt: skip
@@ -202,20 +200,32 @@ def _share(times: float) -> str:
     return f"{100 / times:.10g}%" if times > 0 else ""
 
 
+# Tracker → its settings, with axolotl's keys for them.
+_TRACKERS: Final = {
+    "wandb": {"project": "wandb_project", "entity": "wandb_entity", "name": "wandb_name", "mode": "wandb_mode"},
+    "mlflow": {"project": "mlflow_experiment_name", "name": "mlflow_run_name", "uri": "mlflow_tracking_uri"},
+    "comet": {"project": "comet_project_name", "workspace": "comet_workspace", "mode": "comet_online"},
+    "trackio": {"project": "trackio_project_name", "name": "trackio_run_name", "space": "trackio_space_id"},
+    "swanlab": {
+        "project": "swanlab_project", "name": "swanlab_experiment_name", "workspace": "swanlab_workspace",
+        "description": "swanlab_description", "mode": "swanlab_mode",
+    },
+}  # fmt: skip
+_MODES: Final = {"cloud": "online", True: "online", False: "offline"}
+
+
 def _write_trackers(draft: Draft) -> None:
-    uses = draft.get("use_wandb")
-    if uses is not False and draft.has("wandb_project"):
-        for name, key in (
-            ("project", "wandb_project"),
-            ("entity", "wandb_entity"),
-            ("name", "wandb_name"),
-            ("mode", "wandb_mode"),
-        ):
-            if draft.has(key) and draft.get(key) != "":
-                draft.set(f"log.wandb.{name}", draft.text(key), key)
-        draft.translated("use_wandb")
-    draft.same("use_wandb", "off")
-    draft.meaningless("wandb_project wandb_entity wandb_name wandb_mode", "W&B is off")
+    for tracker, keys in _TRACKERS.items():
+        uses = draft.get(f"use_{tracker}", tracker == "wandb" and draft.has(keys["project"]))
+        if uses and draft.get(keys.get("mode", "")) != "disabled":
+            draft.set(f"log.{tracker}.project", draft.text(keys["project"], "huggingface"), keys["project"])
+            for name, key in keys.items():
+                if name != "project" and draft.has(key) and draft.get(key) != "":
+                    value = draft.get(key) if name == "mode" else draft.text(key)
+                    draft.set(f"log.{tracker}.{name}", _MODES.get(value, value), key)
+            draft.translated(f"use_{tracker}")
+        draft.same(f"use_{tracker}", "off")
+        draft.meaningless(" ".join(keys.values()), f"{tracker} is off")
     if draft.get("use_tensorboard"):
         draft.set("log.tensorboard", True, "use_tensorboard")
     draft.same("use_tensorboard", "off")

@@ -64,8 +64,6 @@ class LlamaFactoryImporter(Importer):
         "datasets are mixed by `mixture`": "mix_strategy interleave_probs",
         "a cross-entropy next to the preference is not there": "pref_ftx pref_bco_weight",
         "another reference is `reference = \"folder\"`": "ref_model ref_model_adapters",
-        "an early stop by a metric is not there": "early_stopping_steps",
-        "records go to files, TensorBoard and W&B": "use_swanlab swanlab_*",
     }  # fmt: skip
 
     kind: str = named("llama_factory")
@@ -86,6 +84,17 @@ class LlamaFactoryImporter(Importer):
         if draft.get("use_adam_mini"):
             draft.label("optimizer", "adam_mini", "use_adam_mini")
         draft.same("use_adam_mini", "off")
+        if draft.get("use_swanlab"):
+            draft.translated("use_swanlab")
+            draft.set("log.swanlab.project", draft.text("swanlab_project", "llamafactory"), "swanlab_project")
+            for name, key in (("name", "swanlab_run_name"), ("workspace", "swanlab_workspace")):
+                if draft.has(key):
+                    draft.set(f"log.swanlab.{name}", draft.text(key), key)
+            mode = draft.text("swanlab_mode", "cloud")
+            draft.set("log.swanlab.mode", "online" if mode == "cloud" else mode, "swanlab_mode")
+            draft.unless_off("swanlab_*", "another key of SwanLab")
+        draft.same("use_swanlab", "off")
+        draft.meaningless("swanlab_*", "SwanLab is off")
         _write_loss(draft, stage, adapter)
 
 

@@ -339,7 +339,7 @@ _AMBIGUOUS: Final = {
     "packing sample_packing": ("", "rows are packed by the last link of `collate`; see `xtrain docs collate`"),
     "load_in_4bit": ("", "write `precision { base nf4 { } }`"),
     "load_in_8bit": ("", "write `precision { base int8 { } }`, whose scales differ from bitsandbytes"),
-    "report_to": ("", "write `log { tensorboard = true }` or `log { wandb { … } }`"),
+    "report_to": ("", "write `log { tensorboard = true }`, `log { wandb { … } }` or another of its trackers"),
     "resume_from_checkpoint": ("from resume", "a run resumes by itself; `from` starts from another run's checkpoint"),
     "metric_for_best_model": ("best", "`best` is written `eval.DATASET.loss`"),
     "training train trainer": (

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import Role, at_least, positive, setting
-from xtrain.dsl.values import Quantity
+from xtrain.dsl.values import MeasuredNumber, Quantity
 from xtrain.lazy_attrs import frozen
 
 ACTIONS: Final = Registry["Action"]("action", "actions", contract="xtrain.contracts.actions.PlannedAction")
@@ -108,6 +108,11 @@ class Action(Component):
 
     def asks_in(self) -> str | None:
         """Environment in which the model answers for this action; None: the one of the rollouts."""
+        return None
+
+    def awaits(self) -> tuple[MeasuredNumber, str] | None:
+        """Return the metric that decides about the action, and which value is better: `auto`, `lowest` or `highest`;
+        None if none does."""
         return None
 
     def needs_steps(self) -> tuple[str, str] | None:

@@ -299,7 +299,7 @@ class Tracker(Component):
     @classmethod
     def in_log(cls) -> tuple[type, Any]:
         """Return the type and field of its setting in `log`. A plan without the tracker does not mention it."""
-        return cls, setting(cls.title, default=None, role=Role.EXECUTION, added=True)
+        return cls, setting(f"records for {cls.title}", default=None, role=Role.EXECUTION, added=True)
 
     @classmethod
     def chosen(cls, value: Any) -> Self | None:

@@ -1,12 +1,13 @@
 """Nodes and rules of saved state: start, checkpoints, averaged weights, and reactions to steps that are not finite."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.actions import Action, stopping
 from xtrain.dsl.schema.actions import Tick as TickSpec
 from xtrain.dsl.spec import Spec
+from xtrain.dsl.values import MeasuredNumber
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.amounts import actions_on, only_informs
 from xtrain.plan.arithmetic import Arithmetic
@@ -405,34 +406,76 @@ def check_backend(spec: Spec, world: int, found: Findings) -> None:
 )
 def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
     """Check that the metric of the best checkpoint is measured at steps that save."""
-    best = spec.checkpoint.best
-    if best is None or not spec.checkpoint.enabled:
+    chosen = spec.checkpoint
+    if chosen.best is not None and chosen.enabled:
+        use = MetricUse("checkpoint.best", "checkpoint.best", "best", chosen.best, chosen.best_is)
+        without = "a checkpoint is saved, so no checkpoint is the best", "checkpoints are saved"
+        _check_metric(spec, schedule, batch, use, lambda action: action.saves, without, found)
+
+
+@checks("every.metric.direction", reads="every.*.actions")
+@checks(
+    "every.metric",
+    reads="hook.* dataset dataset.*.name every.*.actions every.*.every on.*.event on.*.actions {steps}",
+)
+@checks("every.metric.objective", reads="every.*.actions dataset dataset.* loss.* rollout.* evaluation_step.* collate")
+def check_awaited(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
+    """Check that metrics that decide about an action are measured in its steps."""
+    for path, action in spec.actions:
+        if (metric := action.awaits()) is not None:
+            use = MetricUse("every.metric", f"{path}.metric", "metric", metric[0], metric[1])
+            without = f"{action.kind} is due, so it does nothing", f"{action.kind} is due"
+            _check_metric(spec, schedule, batch, use, lambda other, this=action: other == this, without, found)
+
+
+@frozen
+class MetricUse:
+    """Use of a measured metric by a setting. path: place of the setting. name: its name. is_: `lowest`, `highest` or
+    `auto`, as the setting `NAME_is` says."""
+
+    rule: str
+    path: str
+    name: str
+    metric: MeasuredNumber
+    is_: str
+
+
+def _check_metric(
+    spec: Spec,
+    schedule: Schedule,
+    batch: Arithmetic,
+    use: MetricUse,
+    uses: Callable[[Action], bool],
+    without: tuple[str, str],
+    found: Findings,
+) -> None:
+    """Check that a metric exists, that its better values are known, and that it is measured in a step with an action
+    that `uses` it. without: (what else never happens, when to evaluate), in words."""
+    metric, rule, path = use.metric, use.rule, use.path
+    if use.is_ == "auto" and metric.better is None:
+        message = f"it is unknown whether a low or a high {metric} is better"
+        found.fail(f"{rule}.direction", "X620", path, message, f"add `{use.name}_is = highest`, or `lowest`")
+    if metric.hook is not None:
+        _check_hook(spec, metric.hook, use, found)
         return
-    rule, path = "checkpoint.best", "checkpoint.best"
-    if spec.checkpoint.best_is == "auto" and best.better is None:
-        message = f"it is unknown whether a low or a high {best} is better"
-        found.fail(f"{rule}.direction", "X620", path, message, "add `best_is = highest`, or `lowest`")
-    if best.hook is not None:
-        _check_hook(spec, best.hook, found)
-        return
-    assert best.dataset is not None
-    measures = [t for t in schedule.ticks if any(action.held_out() == best.dataset for action in t.actions)]
-    if best.dataset not in spec.datasets:
-        hint = did_you_mean(best.dataset, spec.datasets) or f"datasets: {', '.join(spec.datasets)}"
-        message = f"best uses {best.what} on {best.dataset}, and there is no such dataset"
+    assert metric.dataset is not None
+    measures = [t for t in schedule.ticks if any(action.held_out() == metric.dataset for action in t.actions)]
+    if metric.dataset not in spec.datasets:
+        hint = did_you_mean(metric.dataset, spec.datasets) or f"datasets: {', '.join(spec.datasets)}"
+        message = f"{use.name} uses {metric.what} on {metric.dataset}, and there is no such dataset"
         found.fail(rule, "X620", path, message, hint)
     elif not measures:
-        hint = f"add `every 500 steps eval {best.dataset}`"
-        found.fail(rule, "X620", path, f"best uses {best}, and no tick evaluates it", hint)
-    elif best.what not in (known := _measured(spec, best.dataset, measures)):
-        message = f"best uses {best}, and evaluations of {best.dataset} measure {', '.join(known)}"
-        other = did_you_mean(best.what, known) or f"write `best = eval.{best.dataset}.{known[0]}`"
+        hint = f"add `every 500 steps eval {metric.dataset}`"
+        found.fail(rule, "X620", path, f"{use.name} uses {metric}, and no tick evaluates it", hint)
+    elif metric.what not in (known := _measured(spec, metric.dataset, measures)):
+        message = f"{use.name} uses {metric}, and evaluations of {metric.dataset} measure {', '.join(known)}"
+        other = did_you_mean(metric.what, known) or f"write `{use.name} = eval.{metric.dataset}.{known[0]}`"
         found.fail(f"{rule}.objective", "X620", path, message, other)
-    elif batch.steps is not None and not _meet(schedule, measures, best.dataset, batch):
-        message = f"{best} is never evaluated in a step in which a checkpoint is saved, so no checkpoint is the best"
-        found.warn(rule, "W602", path, message, f"evaluate {best.dataset} as often as checkpoints are saved")
+    elif batch.steps is not None and not _meet(schedule, measures, metric.dataset, batch, uses):
+        message = f"{metric} is never evaluated in a step in which {without[0]}"
+        found.warn(rule, "W602", path, message, f"evaluate {metric.dataset} as often as {without[1]}")
     else:
-        found.passed(rule, f"{best} is measured where checkpoints are saved")
+        found.passed(rule, f"{metric} is measured where {without[1]}")
 
 
 def _measured(spec: Spec, name: str, ticks: list[TickSpec]) -> list[str]:
@@ -447,29 +490,33 @@ def _measured(spec: Spec, name: str, ticks: list[TickSpec]) -> list[str]:
     return [*found, "bits_per_byte", *(("objective", *loss.measured) if is_measured(spec, name) else ())]
 
 
-def _check_hook(spec: Spec, name: str, found: Findings) -> None:
-    """Check that a hook whose metric decides is called before the save of the same step."""
-    rule = path = "checkpoint.best"
+def _check_hook(spec: Spec, name: str, use: MetricUse, found: Findings) -> None:
+    """Check that a hook whose metric decides is called before the actions of the same step."""
+    rule, path = use.rule, use.path
     hook = spec.hooks.get(name)
     if hook is None:
         hint = did_you_mean(name, spec.hooks) or f"hooks: {', '.join(spec.hooks) or 'none'}"
-        found.fail(rule, "X620", path, f"best uses a metric of the hook {name}, and there is no such hook", hint)
+        found.fail(rule, "X620", path, f"{use.name} uses a metric of the hook {name}, and there is no such hook", hint)
     elif (place := hook.declared["place"]) not in ("after_step", "after_evaluation"):
-        message = f"best uses a metric of the hook {name}, which is called {place}"
+        message = f"{use.name} uses a metric of the hook {name}, which is called {place}"
         found.fail(rule, "X620", path, message, 'use a hook of "after_evaluation" or "after_step"')
     else:
         found.passed(rule, f"the hook {name} may measure it {place}")
 
 
-def _meet(schedule: Schedule, measures: list[TickSpec], dataset: str, batch: Arithmetic) -> bool:
-    """Return True if a measurement ever falls into a step with a save; the end of the run saves too. True if that
-    depends on the clock."""
+def _meet(
+    schedule: Schedule, measures: list[TickSpec], dataset: str, batch: Arithmetic, uses: Callable[[Action], bool]
+) -> bool:
+    """Return True if a measurement ever falls into a step with an action that `uses` it, or into the end of the run if
+    that has one. True if that depends on the clock."""
     assert batch.steps is not None
-    saves = [t for t in schedule.ticks if any(action.saves for action in t.actions)]
+    ticks = [t for t in schedule.ticks if any(map(uses, t.actions))]
     first = next(action for action in measures[0].actions if action.held_out() == dataset)
     measures = [t for t in measures if any(action.measures_like(first, batch.steps) for action in t.actions)]
-    if any(_share_a_step(one, other, batch) for one in measures for other in saves):
+    if any(_share_a_step(one, other, batch) for one in measures for other in ticks):
         return True
+    if not any(map(uses, schedule.events["finish"])):
+        return False
     ends = any(action.measures_like(first, batch.steps) for action in schedule.events["finish"])
     known = [tick for each in measures if (tick := recurring(each, batch)).steps or tick.tokens]
     return ends or any(is_due(tick, batch.steps, batch.sizes) for tick in known)

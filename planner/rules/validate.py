@@ -35,7 +35,7 @@ from xtrain.planner.derive.layout import build_layout
 from xtrain.planner.derive.model import derive_architecture
 from xtrain.planner.derive.pipeline import assign_stages, check_microbatches
 from xtrain.planner.derive.serving import architecture_with_slots, as_training, check_server, with_slots
-from xtrain.planner.graph.saving import check_average, check_backend, check_nan, check_saving
+from xtrain.planner.graph.saving import check_average, check_awaited, check_backend, check_nan, check_saving
 from xtrain.planner.graph.timeline import NOTHING_SCHEDULED, check_alerts, check_ticks, fill_schedule
 from xtrain.planner.rules.elastic import Elastic, ValidatedSpec, settle_worlds
 from xtrain.planner.rules.idle import check_idle, check_idle_accumulation, check_usual
@@ -322,6 +322,7 @@ def validate(spec: Spec, world: int | None, found: Findings, counted: Counts | N
     check_stops(spec.launch, ahead, found)
     check_launcher(spec, found)
     check_saving(spec, schedule, ahead, found)
+    check_awaited(spec, schedule, ahead, found)
     check_beginning(spec, batch, found)
     check_average(spec, ahead, found)
     check_backend(spec, layout.mesh.world_size, found)

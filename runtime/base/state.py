@@ -138,12 +138,17 @@ class Progress:
     norms: NormStatistics = field(factory=NormStatistics)
     bad_tasks: dict[str, int] = field(factory=dict)
     """Task → number of steps in a row that left it out because its values were not finite."""
+    kept: dict[str, dict[str, Any]] = field(factory=dict)
+    """Id of a tick's node → its counters, as JSON, which checkpoints keep."""
+    over: str = ""
+    """Reason to finish the run before the end of its budget, alike on all ranks; empty: none."""
 
     def counters(self) -> dict[str, Any]:
         """Return the counters that a checkpoint saves, as JSON."""
         norms = {"gradient_norms": asdict(self.norms)} if self.norms.count else {}
         tasks = {"bad_tasks": dict(self.bad_tasks)} if any(self.bad_tasks.values()) else {}
-        return {"step": self.step, "tokens": self.tokens, "nonfinite": self.bad.counters(), **norms, **tasks}
+        kept = {"kept": {node: dict(counters) for node, counters in self.kept.items()}} if self.kept else {}
+        return {"step": self.step, "tokens": self.tokens, "nonfinite": self.bad.counters(), **norms, **tasks, **kept}
 
     def take(self, state: dict[str, Any]) -> None:
         """Resume from a checkpoint's counters; drops metrics measured after its step."""
@@ -151,6 +156,7 @@ class Progress:
         self.bad = BadSteps.of(state.get("nonfinite", {"last_good": self.step}))
         self.norms = NormStatistics(**state.get("gradient_norms", {}))
         self.bad_tasks = dict(state.get("bad_tasks", {}))
+        self.kept = {node: dict(counters) for node, counters in state.get("kept", {}).items()}
         self.measured = {name: entry for name, entry in self.measured.items() if entry[0] <= self.step}
         self.measured |= {name: (self.step, value) for name, value in state.get("metrics", {}).items()}
 

@@ -141,6 +141,8 @@ class TrainingLoop:
         too_many = max(bad_steps)
         fails = any(trigger.stop for trigger in on_nan)
         check_left(self.plan, self.nodes.resources["begun"].start, self.records.directory, total)
+        if self.progress.over:  # finished by an action before the end of the budget
+            total = self.progress.step
         self.records.flush(self.progress.step)  # the record that the checkpoint kept for its step
         if self.progress.step >= total and finished_step(self.records.directory) == self.progress.step:
             return EndStatus.COMPLETE
@@ -236,6 +238,9 @@ class TrainingLoop:
             if step.stop:
                 self._note_stop("tick", step.stop)
                 stopping = True
+            if self.progress.over:
+                self._note_stop("tick", self.progress.over)
+                total = self._last = last = self.progress.step
             if alert_actions.due:
                 stopping = self._on_alerts(step) or stopping
             if control.busy:

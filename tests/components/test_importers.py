@@ -329,7 +329,7 @@ def test_programs_on_transformers(tmp_path, kind, text, lines):
     ("trl", "loss_type: dft", "loss_type"),
     ("trl", "optim: adafactor", "optim"),
     ("trl", "train_sampling_strategy: group_by_length", "train_sampling_strategy"),
-    ("trl", "report_to: mlflow", "report_to"),
+    ("trl", "report_to: clearml", "report_to"),
     ("llama_factory", "template: vicuna", "template"),
     ("llama_factory", "dataset: nowhere", "dataset"),
     ("llama_factory", "finetuning_type: freeze", "finetuning_type"),

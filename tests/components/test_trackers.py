@@ -210,6 +210,6 @@ def test_the_reference_says_who_offers_it(monkeypatch):
     """In a process that has the package as pip installs it, with its entry point."""
     monkeypatch.setenv("PYTHONPATH", str(other_packages.OTHER_PACKAGE))
     shown = subprocess.run([sys.executable, "-m", "xtrain", "docs", "log"], capture_output=True, text=True).stdout
-    assert "theirs  tally" in shown and "xtrain  tensorboard, wandb" in shown
+    assert "theirs  tally" in shown and "xtrain  aim, comet, mlflow, swanlab, tensorboard, trackio, wandb" in shown
     assert "log.tally  what a run records" in shown
     assert TRACKERS.origin("wandb") == Registry._offers == "xtrain"
