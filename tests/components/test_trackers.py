@@ -211,5 +211,5 @@ def test_the_reference_says_who_offers_it(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(other_packages.OTHER_PACKAGE))
     shown = subprocess.run([sys.executable, "-m", "xtrain", "docs", "log"], capture_output=True, text=True).stdout
     assert "theirs  tally" in shown and "xtrain  aim, comet, mlflow, swanlab, tensorboard, trackio, wandb" in shown
-    assert "log.tally  what a run records" in shown
+    assert "log.tally    what a run records" in shown
     assert TRACKERS.origin("wandb") == Registry._offers == "xtrain"

@@ -20,9 +20,9 @@ OTHER_STACKS = Path(__file__).with_name("package_with_stacks")
 @contextmanager
 def installed(monkeypatch: pytest.MonkeyPatch, package: Path = OTHER_PACKAGE) -> Iterator[None]:
     """The components of a package are registered inside."""
-    monkeypatch.syspath_prepend(package)
     registries = (FAMILIES, TRACKERS, STACKS)
-    before = [dict(registry.items()) for registry in registries]
+    before = [dict(registry.items()) for registry in registries]  # looks for installed packages, without this one
+    monkeypatch.syspath_prepend(package)
     (metadata,) = package.glob("*.dist-info")
     modules = [path.stem for path in package.glob("*.py")]
     with monkeypatch.context() as patch:
