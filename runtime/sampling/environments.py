@@ -16,7 +16,6 @@ from xtrain.plan.plan import Plan
 from xtrain.runtime.base.bounded import BeyondBounds, Bounded, CallLimits
 from xtrain.runtime.base.fork_server import ForkServer
 from xtrain.runtime.base.ops import op
-from xtrain.runtime.base.state import Resources
 from xtrain.runtime.base.user_parts import PartFailed, UserPart, failures_of, part_of, spec_folder
 from xtrain.runtime.feed.chat.calls import ToolCall, fault_of
 from xtrain.runtime.feed.records import Message
@@ -42,7 +41,7 @@ class OpenedEnvironment:
 @op("setup.environment", traced=False)
 def open_environment(
     plan: Plan,
-    resources: Resources,
+    resources: dict[str, Any],
     name: str,
     user: dict[str, Any],
     seconds: float,

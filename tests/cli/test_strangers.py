@@ -367,7 +367,7 @@ def cases() -> Iterator[Any]:
 CASES = list(cases())
 # A part of them at each run of the ordinary tests: other ones for each kind, all with -m slow.
 for number, case in enumerate(CASES):
-    if number % 4:
+    if number % 8:
         CASES[number] = pytest.param(*case.values, id=case.id, marks=pytest.mark.slow)
 
 

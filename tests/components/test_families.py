@@ -71,8 +71,11 @@ LAYOUTS = {
 }
 NAMES = [*FAMILIES, "side_by_side"]
 WITH_EXPERTS = expert_families()
-# One of three layouts each by default, in turns, but of families whose blocks are those of others.
-IN_TURN = ("tp 2 · fsdp 2", "tp 2, whole sequences, selective", "ulysses 2, full")
+# By default of what differs most: latent attention with experts, windows, recurrent mixers, and an installed family.
+TRACED = (
+    ("deepseek_v3", "tp 2, whole sequences, selective"), ("gemma3", "ulysses 2, full"), ("qwen3_5", "tp 2 · fsdp 2"),
+    ("side_by_side", "tp 2 · fsdp 2"),
+)  # fmt: skip
 LIKE_OTHERS = (
     "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "smollm3", "olmo2",
     "olmo3", "seed_oss", "qwen3_5_moe", "granite", "glm4", "glm4_moe", "glm4_moe_lite", "ministral3", "minimax_m2",
@@ -88,20 +91,9 @@ ALIKE = (  # which differ in their files alone
     {"deepseek_v3", "glm4_moe_lite"},
     {"gemma4", "gemma4_unified"},
 )
-ADDED = ((WITH_EXPERTS[0], "pp 2"),)  # a rank adds up whole gradients of experts, which are most of the model
-
-
-def _by_default(place: int, name: str, layout: str) -> bool:
-    return (layout == IN_TURN[place % 3] and name not in LIKE_OTHERS) or (name, layout) in ADDED
-
-
 COSTS = [
-    pytest.param(
-        *(name, layout),
-        marks=() if _by_default(place, name, layout) else pytest.mark.matrix,
-        id=f"{name}, {layout}",
-    )
-    for place, name in enumerate(NAMES)
+    pytest.param(name, layout, marks=() if (name, layout) in TRACED else pytest.mark.matrix, id=f"{name}, {layout}")
+    for name in NAMES
     for layout in LAYOUTS
 ]
 
@@ -280,11 +272,10 @@ def test_states_that_pass_in_a_ring_cost_what_their_plan_says(
     hold_against_the_trace(plan)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("layout", "chunk"),
-    [("one rank", "1GiB"),
-        *(pytest.param(each, "2MiB", marks=pytest.mark.matrix) for each in (*LAYOUTS, "tp 2, whole logits"))],
-)  # fmt: skip
+    ("layout", "chunk"), [("one rank", "1GiB"), *((each, "2MiB") for each in (*LAYOUTS, "tp 2, whole logits"))]
+)
 def test_capped_logits_and_scores_cost_what_their_plan_says(
     layout: str, chunk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -321,9 +312,8 @@ def test_what_is_odd_costs_what_its_plan_says(name: str, layout: str, tmp_path: 
     hold_against_the_trace(plan, traffic=layout != "ddp")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.matrix if place else ()) for place, name in enumerate(WITH_EXPERTS)]
-)
+@pytest.mark.matrix  # by default layers that differ do, over the same ranks
+@pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_experts_cost_what_their_plan_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     hold_against_the_trace(plan_of(tmp_path, name, "parallel { fsdp 2, ep 2 }", shared_experts=1))
@@ -339,20 +329,11 @@ LAYOUTS_OF_KINDS = {
 }
 
 
-def _of_kinds(name: str) -> list[Any]:
-    by_default = "ep 2 · fsdp 2" if name in WITH_EXPERTS else "zero bubble"
-    found = [each for each in LAYOUTS_OF_KINDS if name in WITH_EXPERTS or not each.startswith("ep")]
-    most = sorted(DIFFER, key=lambda each: -len(mixed(each)))
-    before = most[: most.index(name)]
-    # Of families whose layers differ in this, the one with most; a rotation or a dense beginning alone: the matrix.
-    plain = {"no_rope", "first_dense", "expert_ffn"}
-    first = bool(mixed(name).keys() - {key for each in before for key in mixed(each)} - plain)
-    return [
-        pytest.param(name, each, marks=() if first and each == by_default else pytest.mark.matrix) for each in found
-    ]
-
-
-@pytest.mark.parametrize(("name", "layout"), [each for name in DIFFER for each in _of_kinds(name)])
+@pytest.mark.parametrize(("name", "layout"), [
+    pytest.param(name, layout,
+        marks=() if (name, layout) == ("nemotron_h", "ep 2 · fsdp 2") else pytest.mark.matrix)
+    for name in DIFFER for layout in LAYOUTS_OF_KINDS if name in WITH_EXPERTS or not layout.startswith("ep")
+])  # fmt: skip
 def test_layers_that_differ_cost_what_their_plan_says(
     name: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -71,6 +71,7 @@ def trained_by_transformers(model, talks, folder):
     return [[line[key] for key in ("loss", "grad_norm", "learning_rate")] for line in trainer.state.log_history[:-1]]
 
 
+@pytest.mark.slow
 def test_losses_of_an_imported_configuration(tmp_path, monkeypatch):
     model, data = tmp_path / "tiny", tmp_path / "talks.jsonl"
     tiny_chat_model.make(model)

@@ -60,7 +60,8 @@ def errors(folder: Path, parallel: str) -> list[tuple[str, str, str | None]]:
 @pytest.mark.parametrize(
     "parallel",
     [pytest.param("stack = summing, fsdp auto { replicate = 2 }", marks=pytest.mark.matrix),
-        "stack = summing, tp 2, fsdp auto { replicate = 2 }", "stack = sharding, fsdp 2"],
+        pytest.param("stack = summing, tp 2, fsdp auto { replicate = 2 }", marks=pytest.mark.matrix),
+        "stack = sharding, fsdp 2"],
 )  # fmt: skip
 def test_it_costs_what_its_plan_says(parallel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

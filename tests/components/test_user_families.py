@@ -41,7 +41,7 @@ LAYOUTS = {
     "pp 2": "parallel { pp 2 }",
 }
 OWN_FAMILIES = ("squared", "gated", "routed")
-BY_DEFAULT = (("gated", "tp 2 · fsdp 2"), ("routed", "one rank"), ("squared", "tp 2, whole sequences, selective"))
+BY_DEFAULT = (("gated", "tp 2 · fsdp 2"), ("squared", "tp 2, whole sequences, selective"))
 
 
 @pytest.fixture

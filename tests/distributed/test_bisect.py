@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import evolve
+from commands import xtrain
 from forking import ForkedCommand
-from projects import Project, events
+from projects import Project, called, events
 from torch import Tensor
 
 from xtrain.cli import bisect
@@ -36,13 +37,6 @@ every 4 steps log
 every 4 steps checkpoint
 checkpoint { keep = none }
 """
-
-
-def called(project: Project, *arguments: str) -> tuple[int, str, str]:
-    process = ForkedCommand([*arguments], project.folder, project.environment)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode is not None
-    return process.returncode, out, err
 
 
 @pytest.fixture
@@ -84,8 +78,8 @@ def test_replays_show_the_gradient_that_was_changed(project: Project, parallel: 
         (("bisect", "one", "none"), 3, "there is no run at none"),
         (("bisect", "one", "three", "--world", "0"), 2, "`0` is not a number of ranks"),
     ):
-        code, out, err = called(project, *arguments)
-        assert (code, words in err) == (status, True), (arguments, code, err)
+        done = xtrain(*arguments, cwd=project.folder)
+        assert (done.returncode, words in done.stderr) == (status, True), (arguments, done)
 
 
 PARTED = Parting(step=1200, quantity="lr", values=(1e-4, None), tensors=(), before=None, traced=False)

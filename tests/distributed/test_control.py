@@ -98,6 +98,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(lab, unbroken):
     assert [command for command, _ in answers(directory, "done")] == ["pause", "resume"]
 
 
+@pytest.mark.slow
 def test_a_paused_run_saves_evaluates_and_goes_on(lab, unbroken):
     later = [[0.0, _content("save")], [0.1, _content("eval")], [0.7, _content("resume")]]
     places = {"optimizer": [[1, 0, "later", [seconds, "command", content]] for seconds, content in later]}

@@ -100,6 +100,7 @@ def test_ten_steps_in_a_row_without_a_label_end_the_run_on_all_ranks(train, layo
     assert last["reason"] == "no rank has a valid token; 9 in a row of 10"
 
 
+@pytest.mark.slow
 def test_the_number_is_a_setting_and_a_run_that_is_shorter_fails_at_its_end(train):
     directory, failure = failed(train, "three", "fault_tolerance.empty_steps=3")
     assert failure["step"] == 2 and "3 steps in a row" in failure["error"]
@@ -136,6 +137,7 @@ def test_numbers_that_are_none_in_every_step_are_no_success_either(train):
     assert "had a non-finite loss" in failure["error"]
 
 
+@pytest.mark.slow
 def test_a_dataset_of_a_mixture_without_labels_is_reported_once(train):
     """Of its conversations rows hold the beginning alone, and nobody answers there."""
     talk = [{"role": "user", "content": "a long question " * 4}, {"role": "assistant", "content": "no"}]

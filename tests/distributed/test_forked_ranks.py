@@ -68,6 +68,7 @@ def test_an_exception_is_quoted_and_nothing_is_left(lab):
     lab.run(TRIAL, FSDP.layout, saves=False)
 
 
+@pytest.mark.slow
 def test_an_aborted_rank_shows_where_it_was(lab):
     with pytest.raises(RanksFailed) as failure:
         lab.run(TRIAL, FSDP.layout, mutation=Mutation("fail", rank=0, how="abort"))
@@ -75,6 +76,7 @@ def test_an_aborted_rank_shows_where_it_was(lab):
     assert "Fatal Python error: Aborted" in str(failure.value)
 
 
+@pytest.mark.slow
 def test_ranks_that_hang_are_ended_and_show_where_they_were(lab):
     before = children(os.getpid())
     with pytest.raises(RanksFailed) as failure:

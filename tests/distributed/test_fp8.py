@@ -26,13 +26,13 @@ LATENT = (
 )  # fmt: skip
 
 ORDINARY = [
-    Topology(fsdp=2, rows=4, shared=ROW, accumulate=2, note="rowwise"),
-    Topology(tp=2, rows=4, shared=TENSOR, accumulate=4, note="tensorwise"),
     Topology(pp=2, rows=4, shared=ROW, accumulate=4, note="rowwise"),
     Topology(fsdp=2, ep=2, shared=(*EXACT, *LATENT), model="latent", note="rowwise_with_gw_hp"),
     Topology(tp=2, shared=BLOCKS, note="mxfp8_with_gw_hp"),
 ]
 MORE = [
+    Topology(fsdp=2, rows=4, shared=ROW, accumulate=2, note="rowwise"),
+    Topology(tp=2, rows=4, shared=TENSOR, accumulate=4, note="tensorwise"),
     Topology(ring=2, shared=BLOCKS, note="mxfp8_with_gw_hp"),
     Topology(fsdp=2, shared=recipe("mxfp8", *WIDE, *ROWS), accumulate=4, note="mxfp8"),
     Topology(tp=2, shared=recipe("mxfp8", *WIDE, *ROWS), accumulate=8, note="mxfp8"),

@@ -40,7 +40,6 @@ MATRIX = (
     ("forward", "sparse", "fsdp 2, three microbatches (dense)"),
     ("reverse", "sparse", "ring 2 · tp 2 · ep 2 (moe)"),
 )
-CASES = [*ORDINARY, *(pytest.param(*case, marks=pytest.mark.matrix) for case in MATRIX)]
 
 
 def trial_of(lab: Laboratory, loss: str, teacher: str, layout: str) -> Trial:
@@ -55,7 +54,8 @@ def trial_of(lab: Laboratory, loss: str, teacher: str, layout: str) -> Trial:
     return evolve(evolve(topology, shared=shared).trial("fp64", shallow=True), more=text)
 
 
-@pytest.mark.parametrize(("loss", "teacher", "layout"), CASES)
+@pytest.mark.matrix  # by default a model that samples is taught: test_rollouts.py
+@pytest.mark.parametrize(("loss", "teacher", "layout"), [*ORDINARY, *MATRIX])
 def test_a_layout_learns_what_one_process_does(here: Laboratory, loss: str, teacher: str, layout: str):
     trial = trial_of(here, loss, teacher, layout)
     alone = here.alone(trial)

@@ -79,7 +79,7 @@ def test_the_loss_of_records_stays_the_cross_entropy(lab: Laboratory):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("layout", ["one rank", pytest.param("pp 2 · tp 2", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("layout", ["one rank", "pp 2 · tp 2"])
 def test_a_run_with_an_own_loss_goes_on_bit_for_bit(lab: Laboratory, layout: str):
     (lab.folder / "losses.py").write_text(PARTS)
     trial = Trial(steps=4, model="qwen3", more=LOSSES["own"], settings=SHALLOW)

@@ -30,7 +30,7 @@ def test_a_directory_that_is_moved_comes_back_with_all_that_was_written_meanwhil
     assert saved == {f"ckpt-s{step:012d}" for step in range(10, 121, 10)}
 
 
-@pytest.mark.parametrize("way", ["removed", "another"])
+@pytest.mark.parametrize("way", ["removed", pytest.param("another", marks=pytest.mark.slow)])
 def test_a_run_whose_directory_is_gone_saves_stops_and_says_why(tmp_path, way):
     project, command, directory = started(tmp_path)
     if way == "removed":

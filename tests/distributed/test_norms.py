@@ -70,6 +70,7 @@ def test_they_are_those_of_the_tensors(lab: Laboratory):
     assert (2, "grad_norm/layers.0") in found and (1, "grad_norm/layers.0") not in found
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_the_same_norms(lab: Laboratory):
     more = "every 2 steps norms\nevery 3 steps norms { by = module, of = [updates] }\non finish norms { by = model }"
     trial = Trial(steps=5, settings=SHALLOW, more=more)

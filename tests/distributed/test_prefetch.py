@@ -12,10 +12,10 @@ from xtrain.planner.load import plan_from_spec
 EARLY = ("parallel.fsdp.prefetch=true",)
 MTP = ("model.mtp=1", "model.expert_ffn=16", "model.shared_experts=1")
 ORDINARY = [
-    Topology(fsdp=2, sets=EARLY, note="early"),
     Topology(fsdp=4, ep=2, sets=("activation=full",), model="moe", note="early, recomputed"),
 ]
 MORE = [
+    Topology(fsdp=2, sets=EARLY, note="early"),
     Topology(fsdp=2, ep=2, sets=("parallel.fsdp.prefetch=false",), model="moe", note="late"),
     Topology(fsdp=2, model="moe", note="early"),
     Topology(fsdp=2, tp=2, sets=("parallel.fsdp.reshard=false", *EARLY), note="early, kept"),
@@ -42,11 +42,11 @@ def test_a_layout_costs_what_its_plan_says(topology: Topology, tmp_path):
 
 
 @pytest.mark.parametrize(("topology", "asked"), [
-    (ORDINARY[0], ["layers.0", "layers.1"]),
+    pytest.param(MORE[0], ["layers.0", "layers.1"], marks=pytest.mark.matrix),
     (Topology(fsdp=2), []),
     pytest.param(Topology(fsdp=4, ep=2, model="moe"),
         ["layers.0", "layers.0.mlp.experts", "layers.1", "layers.1.mlp.experts"], marks=pytest.mark.matrix),
-    (ORDINARY[1], ["layers.0", "layers.0.mlp.experts", "layers.1.mlp.experts"]),
+    (ORDINARY[0], ["layers.0", "layers.0.mlp.experts", "layers.1.mlp.experts"]),
 ], ids=["dense", "dense, late", "experts", "experts, recomputed"])  # fmt: skip
 def test_units_ask_for_the_next_one(topology, asked, tmp_path, monkeypatch):
     """In the order of a forward, and in no other: also where a backward computes blocks again; and what that costs."""

@@ -144,9 +144,8 @@ def test_small_data_have_no_documents_to_leave_out(lab):
 
 
 def test_a_call_of_some_ranks_alone_is_found(lab, monkeypatch):
-    """That no real rank could show: it would wait for the others."""
+    """That no real rank could show: it would wait for the others. Without it the same layout is certified above."""
     plan = plan_of(lab.folder, Topology(tp=2))
-    assert not issued_alike(plan).problems
     original = dict(ops.OPS)
 
     def change(call: Any, given: dict[str, Any]) -> Any:

@@ -48,9 +48,9 @@ def kind(name: str) -> tuple[str, ...]:
 
 ORDINARY = [
     Topology(fsdp=2, ep=2, shared=EXPERTS, note="nf4", **MOE),
-    Topology(pp=2, shared=DENSE, note="nf4"),
 ]
 MORE = [
+    Topology(pp=2, shared=DENSE, note="nf4"),
     Topology(tp=2, shared=DENSE, note="nf4"),
     Topology(fsdp=2, tp=2, shared=DENSE, note="nf4"),
     Topology(fsdp=4, shared=DENSE, note="nf4"),

@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,8 +14,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from checkpoints import folder, same
+from commands import xtrain
 from forking import ForkedCommand
-from projects import Project, curve, events
+from projects import Project, called, curve, events
 
 from xtrain.cli import replay
 from xtrain.cli.main import main
@@ -33,16 +35,15 @@ mixture { lines = 0.6, noise = 0.4 }
 """
 
 
-def called(project: Project, *arguments: str) -> tuple[int, str, str]:
-    process = ForkedCommand([*arguments], project.folder, project.environment)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode is not None
-    return process.returncode, out, err
-
-
 def replays(project: Project) -> list[Path]:
     folder = project.folder / "runs" / "tiny-replays"
     return sorted(filter(Path.is_dir, folder.iterdir()), key=lambda path: path.stat().st_mtime)
+
+
+def refused(project: Project, arguments: Sequence[str], code: int, words: str) -> None:
+    """By the command in this process: nothing is started."""
+    done = xtrain(*arguments, cwd=project.folder)
+    assert (done.returncode, words in done.stderr) == (code, True), (arguments, done)
 
 
 @pytest.fixture
@@ -82,6 +83,7 @@ def test_a_window_is_repeated_bit_for_bit_and_without_documents(project: Project
     assert not same(folder(run).path(10), folder(less).path(10))
 
 
+@pytest.mark.slow
 def test_a_replay_has_the_initial_weights_of_its_run_as_reference(project: Project):
     pairs = [{"chosen": "yes " * (1 + i % 7), "rejected": f"no {i} " * (1 + i % 4)} for i in range(60)]
     (project.folder / "data.jsonl").write_text("".join(json.dumps(each) + "\n" for each in pairs))
@@ -146,8 +148,7 @@ def test_seen_says_when_and_what_is_wrong(project: Project, monkeypatch: pytest.
         if arguments[1] == ".":
             (project.folder / "README.md").write_text("# another\n")
             arguments = ("seen", str(project.folder))
-        status, out, err = called(project, *arguments)
-        assert (status, words in err) == (code, True), (arguments, status, out, err)
+        refused(project, arguments, code, words)
 
     code, out, err = called(project, "seen", "tiny", "--between", "1", "4", "--json")
     assert code == 0, err
@@ -227,9 +228,7 @@ def test_what_cannot_be_forgotten_exactly_is_refused(project: Project, monkeypat
     steps = {int(d): int(s) for part in parts for s, d in zip(part.steps[::-1], part.documents[::-1], strict=True)}
     document = next(each for each, step in steps.items() if step == 2)
     for arguments, code, words in UNFORGOTTEN:
-        filled = [each.replace("DOCUMENT", f"lines:{document}") for each in arguments]
-        status, out, err = called(project, *filled)
-        assert (status, words in err) == (code, True), (filled, status, out, err)
+        refused(project, [each.replace("DOCUMENT", f"lines:{document}") for each in arguments], code, words)
     parts = trained.stretches[1].sightings("lines", trained.stretches[1].prepared["lines"].train_documents)
     late = min({document for part in parts for document in part.documents.tolist()} - steps.keys())
     monkeypatch.setattr(ReplayWindow, "unchanged", lambda self: False)
@@ -300,8 +299,7 @@ NO_SPIKE = [
 def test_planted_documents_are_named_and_the_rest_is_the_run_that_never_had_them(spiky: tuple[Project, Path]):
     project, run = spiky
     for arguments, code, words in NO_SPIKE:
-        status, out, err = called(project, *arguments)
-        assert (status, words in err) == (code, True), (arguments, status, out, err)
+        refused(project, arguments, code, words)
     code, out, err = called(project, "blame", "tiny", "--step", "26", "--json")
     assert code == 0, err
     found = json.loads(out)

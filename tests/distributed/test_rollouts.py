@@ -90,9 +90,7 @@ def test_a_layout_is_taught_on_its_own_samples(here: Laboratory, name: str, rewa
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    "name", ["fsdp and ep", *(pytest.param(each, marks=pytest.mark.matrix) for each in LAYOUTS if "with" in each)]
-)
+@pytest.mark.parametrize("name", ["fsdp and ep", *(each for each in LAYOUTS if "with" in each)])
 def test_experts_are_those_that_were_recorded_whatever_the_step_would_choose(lab: Laboratory, name: str):
     """Others than those that were chosen, on purpose: a layout that chooses by itself would not be like one process."""
     layout, fault = LAYOUTS[name], Mutation("other_experts")
@@ -302,7 +300,7 @@ def test_the_reference_is_the_model_that_the_run_begins_with(lab: Laboratory):
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("fault", "name"),
-    [("draws_of_a_rank", "fsdp"), pytest.param("unshared_scores", "tp", marks=pytest.mark.matrix)],
+    [("draws_of_a_rank", "fsdp"), ("unshared_scores", "tp")],
 )
 def test_a_fault_of_rollouts_is_noticed(lab: Laboratory, fault: str, name: str):
     layout = LAYOUTS[name]

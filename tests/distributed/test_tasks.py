@@ -171,7 +171,8 @@ def test_tasks_begin_with_adapters_of_folders_and_are_written_as_they_were(
             assert (to / file).read_bytes() == (lab.folder / name / file).read_bytes()
 
 
-@pytest.mark.parametrize("fault", ["next_task", pytest.param("shared_divisor", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("fault", ["next_task", "shared_divisor"])
 def test_faults_between_tasks_are_seen(lab: Laboratory, fault: str):
     assert gap(lab, Topology(), SOME, shallow=True, fault=Mutation(fault)) > 1e-4
 

@@ -102,7 +102,9 @@ def test_a_layout_minimises_what_one_process_does(lab: Laboratory, loss: str, la
     assert found[0] == pytest.approx(found[1], rel=limit, abs=limit)
 
 
-@pytest.mark.parametrize("loss", ["dpo", "grpo", "gspo", "ppo", "bradley_terry"])
+@pytest.mark.parametrize(
+    "loss", ["dpo", "grpo", *(pytest.param(n, marks=pytest.mark.matrix) for n in ("gspo", "ppo", "bradley_terry"))]
+)
 def test_evaluations_measure_what_steps_do(lab: Laboratory, loss: str):
     """Of the same rows and weights: a step that takes all rows and hardly moves, and an evaluation behind it."""
     trial = trial_of(lab, loss, "ring 2 (dense)")

@@ -22,10 +22,8 @@ SPECS = Path(__file__).parents[2] / "specs"
 # Of every feature one layout; the others with `-m matrix`.
 FEW = (
     "fsdp 2, three microbatches (dense)",
-    "pp 2, zbv (dense)",
     "pp 2 · tp 2, tied, uneven vocabulary (dense)",
     "fsdp 2 · ep 2, full recomputation (moe)",
-    "tp 2, tiled, without sequence (dense)",
 )
 
 # Options that layouts of the table do not have, and kernels of devices that it does not name.
@@ -50,6 +48,7 @@ def test_a_layout_costs_what_its_plan_says(name, tmp_path, monkeypatch):
     hold_against_the_trace(plan_of(BY_NAME[name], tmp_path))
 
 
+@pytest.mark.matrix
 def test_pieces_of_a_wide_head_cost_what_the_plan_says():
     """The last piece is shorter than the one that is still there; where parameters stay, the first microbatch alone
     gathers them; and the gradient that was sent last is there too."""
@@ -100,7 +99,7 @@ ALONE = ("parallel.tp=1", "parallel.ep=1")
 
 
 @pytest.mark.parametrize(("world", "sets"), [
-    (4, ("activation.mode=selective",)),
+    pytest.param(4, ("activation.mode=selective",), marks=pytest.mark.matrix),
     pytest.param(1, ("activation.mode=selective", *ALONE), marks=pytest.mark.matrix),
     pytest.param(4, ("parallel.tp=1",), marks=pytest.mark.matrix),
     pytest.param(4, ("activation.mode=full",), marks=pytest.mark.matrix),
@@ -152,8 +151,8 @@ OWN = "from xtrain import loss\n@loss\ndef own(x, mean_logprob_T, entropy_T): re
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "name",
-    ["tp 2, z loss (dense)", pytest.param("tp 2, without loss (dense)", marks=pytest.mark.matrix),
-        pytest.param("fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix)],
+    ["tp 2, z loss (dense)", "tp 2, without loss (dense)",
+        "fsdp 2, three microbatches (dense)"],
 )  # fmt: skip
 def test_a_loss_that_reads_entropies_costs_what_the_plan_says(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -173,9 +172,9 @@ LOSSES = {
 @pytest.mark.parametrize(("loss", "name"), [
     ("dpo", "tp 2, z loss (dense)"),
     pytest.param("gspo", "ring 2 (dense)", marks=pytest.mark.matrix),
-    ("bradley_terry", "tp 2, without loss (dense)"),
+    pytest.param("bradley_terry", "tp 2, without loss (dense)", marks=pytest.mark.matrix),
     pytest.param("dpo", "pp 2 · ring 2 (dense)", marks=pytest.mark.matrix),
-    ("gspo", "tp 2, without loss (dense)"),
+    pytest.param("gspo", "tp 2, without loss (dense)", marks=pytest.mark.matrix),
     pytest.param("grpo", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
     pytest.param("weighted", "tp 2, z loss (dense)", marks=pytest.mark.matrix),
     pytest.param("bradley_terry", "pp 2 · fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix),
@@ -204,8 +203,8 @@ loss kto { reference_point = estimated, chunk = 8 KiB }
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "name",
-    ["fsdp 2, three microbatches (dense)", pytest.param("tp 2, z loss (dense)", marks=pytest.mark.matrix),
-        pytest.param("pp 2, zbv (dense)", marks=pytest.mark.matrix)],
+    ["fsdp 2, three microbatches (dense)", "tp 2, z loss (dense)",
+        "pp 2, zbv (dense)"],
 )  # fmt: skip
 def test_a_trace_leaves_out_the_forward_that_estimates_a_point(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -238,10 +237,10 @@ DISTILLED = 'loss distill {{ teacher = "teacher", chunk = 8 KiB, {} }}'
 @pytest.mark.matrix
 @pytest.mark.parametrize(("settings", "name"), [
     ("form = jsd, temperature = 2, mix = 0.3, top = 20", "tp 2, z loss (dense)"),
-    pytest.param("form = reverse_kl, top = 4", "tp 2, without loss (dense)", marks=pytest.mark.matrix),
-    pytest.param("top = 16", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
-    pytest.param("top = 16, mix = 0.1", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
-    pytest.param("top = 16", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
+    ("form = reverse_kl, top = 4", "tp 2, without loss (dense)"),
+    ("top = 16", "pp 2, zbv (dense)"),
+    ("top = 16, mix = 0.1", "fsdp 2, three microbatches (dense)"),
+    ("top = 16", "ring 2 · tp 2 · ep 2 (moe)"),
 ])  # fmt: skip
 def test_learning_from_a_teacher_costs_what_the_plan_says(settings, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -259,12 +258,12 @@ THREE_HEADS = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads
     ("small", "form = jsd, temperature = 2, mix = 0.3", "tp 2, z loss (dense)"),
     ("small", "form = reverse_kl", "fsdp 2, three microbatches (dense)"),
     ("odd", "mix = 0.1", "tp 2, without loss (dense)"),
-    pytest.param("small", "mix = 0.1", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
-    pytest.param("small", "form = reverse_kl", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
-    pytest.param("small", "form = jsd", "pp 2 · fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix),
-    pytest.param("small", "mix = 0.1", "replicate 2, ddp (dense)", marks=pytest.mark.matrix),
-    pytest.param("sparse", "form = jsd", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
-    pytest.param("sparse", "mix = 0.1", "fsdp 2 · ep 2, balance bias (moe)", marks=pytest.mark.matrix),
+    ("small", "mix = 0.1", "pp 2, zbv (dense)"),
+    ("small", "form = reverse_kl", "ring 2 · tp 2 · ep 2 (moe)"),
+    ("small", "form = jsd", "pp 2 · fsdp 2 · tp 2 (dense)"),
+    ("small", "mix = 0.1", "replicate 2, ddp (dense)"),
+    ("sparse", "form = jsd", "ring 2 · tp 2 · ep 2 (moe)"),
+    ("sparse", "mix = 0.1", "fsdp 2 · ep 2, balance bias (moe)"),
 ])  # fmt: skip
 def test_a_teacher_beside_the_model_costs_what_the_plan_says(teacher, settings, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -281,18 +280,18 @@ def test_a_teacher_beside_the_model_costs_what_the_plan_says(teacher, settings, 
     ("modules", "name"),
     [
         (2, "tp 2, z loss (dense)"),
-        pytest.param(1, "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
-        pytest.param(1, "tp 2, without loss (dense)", marks=pytest.mark.matrix),
-        pytest.param(2, "fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix),
-        pytest.param(2, "ring 2 · ulysses 2, fold none (dense)", marks=pytest.mark.matrix),
-        pytest.param(1, "fsdp 2 · ep 2, full recomputation (moe)", marks=pytest.mark.matrix),
-        pytest.param(2, "tp 2, tiled, without sequence (dense)", marks=pytest.mark.matrix),
-        pytest.param(1, "replicate 2, ddp (dense)", marks=pytest.mark.matrix),
-        pytest.param(2, "tp 4, uneven vocabulary, tied (dense)", marks=pytest.mark.matrix),
-        pytest.param(1, "fsdp 2, tied (dense)", marks=pytest.mark.matrix),
+        (1, "fsdp 2, three microbatches (dense)"),
+        (1, "tp 2, without loss (dense)"),
+        (2, "fsdp 2 · tp 2 (dense)"),
+        (2, "ring 2 · ulysses 2, fold none (dense)"),
+        (1, "fsdp 2 · ep 2, full recomputation (moe)"),
+        (2, "tp 2, tiled, without sequence (dense)"),
+        (1, "replicate 2, ddp (dense)"),
+        (2, "tp 4, uneven vocabulary, tied (dense)"),
+        (1, "fsdp 2, tied (dense)"),
         pytest.param(1, "pp 2, gpipe (dense)"),
         *(
-            pytest.param(modules, name, marks=pytest.mark.matrix)
+            (modules, name)
             for modules, name in (
                 (2, "pp 2, gpipe (dense)"),
                 (1, "pp 2, tied (dense)"),
@@ -315,13 +314,13 @@ def test_modules_that_predict_further_tokens_cost_what_the_plan_says(modules, na
     ("name", "optimizer"),
     [
         ("fsdp 2 · tp 2 (dense)", "adafactor"),
-        pytest.param("fsdp 2 · tp 2 (dense)", "muon", marks=pytest.mark.matrix),
+        ("fsdp 2 · tp 2 (dense)", "muon"),
         *(
-            pytest.param(name, optimizer, marks=pytest.mark.matrix)
+            (name, optimizer)
             for name in ("fsdp 4 · ep 2 (moe)", "pp 2 · fsdp 2 · tp 2 (dense)")
             for optimizer in ("muon", "adafactor", "adam_mini")
         ),
-        pytest.param("fsdp 2 · tp 2 (dense)", "adam_mini", marks=pytest.mark.matrix),
+        ("fsdp 2 · tp 2 (dense)", "adam_mini"),
     ],
 )
 def test_an_optimizer_of_whole_matrices_costs_what_the_plan_says(name, optimizer, tmp_path, monkeypatch):
@@ -358,9 +357,9 @@ def test_whole_matrices_on_64_ranks_cost_what_the_plan_says(monkeypatch):
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "optimizer",
-    ["adamw8bit { lr = 0.01, block = 8", pytest.param("adamw { lr = 0.01, states = bf16", marks=pytest.mark.matrix),
-        pytest.param("schedule_free { lr = 0.01", marks=pytest.mark.matrix),
-        pytest.param("muon { lr = 0.01, states = bf16", marks=pytest.mark.matrix)],
+    ["adamw8bit { lr = 0.01, block = 8", "adamw { lr = 0.01, states = bf16",
+        "schedule_free { lr = 0.01",
+        "muon { lr = 0.01, states = bf16"],
 )  # fmt: skip
 def test_moments_in_other_formats_cost_what_the_plan_says(optimizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

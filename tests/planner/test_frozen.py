@@ -179,7 +179,7 @@ MORE = [
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "topology",
-    [*FEW, *(pytest.param(each, marks=pytest.mark.matrix) for each in MORE)],
+    [*FEW, *MORE],
     ids=lambda topology: topology.name,
 )
 def test_a_frozen_part_costs_what_the_plan_says(topology, tmp_path, monkeypatch):

@@ -158,9 +158,7 @@ group "layers.1.mlp" { optimizer sgd { lr = 0.1 } }
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    "topology", [Topology(fsdp=2, note="mixed"), pytest.param(Topology(pp=2, fsdp=2), marks=pytest.mark.matrix)]
-)
+@pytest.mark.parametrize("topology", [Topology(fsdp=2, note="mixed"), Topology(pp=2, fsdp=2)])
 def test_groups_cost_what_the_plan_says(topology, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hold_against_the_trace(plan_of(tmp_path, topology, params="fp32", more=MIXED))

@@ -178,7 +178,9 @@ def test_ranks_share_the_groups_of_mixers_or_pass_states(parallel: str, reason: 
         assert words in found.plan.node("setup.parallel.cp").does
 
 
-@pytest.mark.parametrize(("more", "limit"), [("activation none { }", 0.05), ("activation full { }", 0.08)])
+@pytest.mark.parametrize(("more", "limit"), [
+    pytest.param("activation none { }", 0.05, marks=pytest.mark.slow), ("activation full { }", 0.08),
+])  # fmt: skip
 def test_planned_memory_is_near_the_traced(folder: Path, more: str, limit: float):
     plan = compiled(folder, more=more).plan
     assert plan is not None

@@ -122,11 +122,8 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize(
-    "topology",
-    [*FEW, *(pytest.param(each, marks=pytest.mark.matrix) for each in MORE)],
-    ids=lambda topology: topology.name,
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("topology", [*FEW, *MORE], ids=lambda topology: topology.name)
 def test_what_is_stored_costs_what_the_plan_says(topology, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hold_against_the_trace(plan_of(tmp_path, topology, params="fp32"))

@@ -135,9 +135,8 @@ def test_axes_with_the_same_ranks_are_one_figure(make_plan):
     assert "together 12 calls" in render(differs, color=False)
 
 
-WIDE = ("llama_405b_16k", "llama_8b_64gpu", "qwen3_moe_plan")
-LIKE_OTHERS = ("chat", "curriculum", "sweep_cpu", "distill_teacher_cpu", "grpo_begin_cpu")  # a dense model on one rank
 SMALL = ("two_ranks_cpu", "pipeline_cpu")
+BY_DEFAULT = (*SMALL, "moe_cpu", "dpo_cpu")
 TRACED = sorted(path.stem for path in SPECS.glob("*.xtrain") if path.stem not in ("serve_cpu", "moe_16k"))
 
 
@@ -151,7 +150,7 @@ def whole(spec, sets):
 
 @pytest.mark.parametrize(
     ("spec", "ranks"),
-    [*(pytest.param(name, None, marks=pytest.mark.slow if name in WIDE + LIKE_OTHERS else ()) for name in TRACED),
+    [*(pytest.param(name, None, marks=() if name in BY_DEFAULT else pytest.mark.slow) for name in TRACED),
         pytest.param("moe_cpu", 4, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_a_shipped_spec_agrees_with_its_trace(spec, ranks, monkeypatch):

@@ -148,12 +148,12 @@ def test_a_size_that_fits_nowhere_is_ruled_out(spec: Path, law: ScalingLaw):
         spec,
         law,
         RunLimits(money=1.0, seconds=None),
-        sizes=("model.dim=64", "model.dim=8192,model.layers=64", "model.heads=3"),
+        sizes=("model.dim=64", "model.dim=8192,model.ffn=16384", "model.heads=3"),
     )
     assert found.best.point.size.name == "model.dim=64"
     assert any(name == "model.heads=3" for name, _ in found.rejected)
     with pytest.raises(Unsolvable, match="no layout fits in memory"):
-        solve(spec, law, RunLimits(money=1e6, seconds=None), sizes=("model.dim=8192,model.layers=64",))
+        solve(spec, law, RunLimits(money=1e6, seconds=None), sizes=("model.dim=8192,model.ffn=16384",))
     with pytest.raises(Unsolvable, match="the limits end before the first step"):
         solve(spec, law, RunLimits(money=None, seconds=1e-3), sizes=("model.dim=64",))
 

@@ -66,6 +66,13 @@ class Project:
         return found
 
 
+def called(project: Project, *arguments: str) -> tuple[int, str, str]:
+    """The exit code of `xtrain ARGUMENTS` in the folder, and what it wrote to either stream."""
+    process = ForkedCommand([*arguments], project.folder, project.environment)
+    out, err = process.communicate(timeout=240)
+    return process.wait(), out, err
+
+
 def records(directory: Path, kind: str) -> list[dict]:
     """All lines of `metrics` or `events` of a run."""
     return list(map(json.loads, (directory / f"{kind}.jsonl").read_text().splitlines()))

@@ -391,7 +391,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "ademamix": (),
     "parametrization": (),
     # Beside the layouts on which a run with their state begins, and goes on.
-    "adamw in bf16": ("tp 2 (dense)",),
+    "adamw in bf16": (),
     "muon in bf16": (),
     "adamw8bit": (),
     "adafactor": ("fsdp 2 · ep 2 (moe)",),

@@ -68,9 +68,8 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind == "granite" else pytest.mark.slow) for kind in KINDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("inspected_here")
 def test_the_peak_of_a_step_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     monkeypatch.chdir(tmp_path)

@@ -56,6 +56,7 @@ def on_two(tmp_path_factory):
     return plan, *trace_plan(plan)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", QUICK)
 def test_a_rank_of_every_coordinate_holds_what_was_planned(tmp_path, name):
     check(plan_of(tmp_path, BY_NAME[name]))
@@ -93,8 +94,8 @@ def plan_with_collator(tmp_path):
 
 @pytest.mark.parametrize(
     "more",
-    [*(pytest.param(each, marks=pytest.mark.matrix) for each in ("log { tensorboard = true }", "")),
-        'log { wandb { project = "p" } }', "log { Quiet { } }"],
+    [*(pytest.param(each, marks=pytest.mark.matrix) for each in (
+        "log { tensorboard = true }", "", 'log { wandb { project = "p" } }')), "log { Quiet { } }"],
 )  # fmt: skip
 def test_records_and_counts_of_a_run_are_left_out(tmp_path, more):
     """Trackers of either kind get no records, and the data is not counted."""
@@ -192,6 +193,7 @@ def test_fsdp_gathers_each_block_for_the_forward_and_for_the_backward(on_two):
     assert traced.memory.unsharded in (4 * (ends + block), 4 * (ends + 2 * block))
 
 
+@pytest.mark.matrix  # tests/planner/test_agreement.py compares the same numbers with a plan
 def test_tensor_parallel_sends_the_stream_around_every_half_of_a_block(tmp_path):
     (traced,) = trace_plan(plan_of(tmp_path, Topology(tp=2, accumulate=1), params="fp32"))
     sent = calls(traced, "setup.parallel.tp")
@@ -202,6 +204,7 @@ def test_tensor_parallel_sends_the_stream_around_every_half_of_a_block(tmp_path)
     assert sent["tp", "reduce_scatter"] == (2 * (halves + 1), 2 * (halves + 1) * stream)
 
 
+@pytest.mark.matrix
 def test_experts_get_an_even_share(tmp_path):
     """Counts, tokens there and back, and the gradients of both: five exchanges a block."""
     (traced,) = trace_plan(plan_of(tmp_path, Topology(fsdp=2, ep=2, model="moe", accumulate=1), params="fp32"))
@@ -279,6 +282,7 @@ def test_microbatches_that_are_alike_are_counted_without_being_run(tmp_path, mon
     assert abs(some.memory.activations - every.memory.activations) < 64  # the loss of each is kept
 
 
+@pytest.mark.matrix
 def test_what_is_offloaded_is_not_on_the_device(tmp_path, on_two):
     sets = ("parallel.fsdp.offload=true", "launch.device=cuda")
     _, here = on_two
@@ -321,7 +325,8 @@ def test_a_rank_of_a_run_cannot_trace(tmp_path):
 
 
 # Averages of bf16 are of fp32, so that they do not follow from the formats of the others.
-@pytest.mark.parametrize("params", [pytest.param("fp32", marks=pytest.mark.matrix), "bf16"])
+@pytest.mark.matrix
+@pytest.mark.parametrize("params", ["fp32", "bf16"])
 def test_averages_are_as_planned_and_change_nothing_else(tmp_path, params):
     topology = BY_NAME["tp 2, uneven vocabulary (dense)"]
     plan, without = (plan_of(tmp_path, topology, params=params, more=more) for more in ("ema { }", ""))

@@ -138,8 +138,8 @@ def faults(kind: str, folder: Path, more: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "mode", "reason"), [
-    ("phimoe", "full", "cannot choose the experts of the forward again"),
-    ("phimoe", "none", ""),
+    pytest.param("phimoe", "full", "cannot choose the experts of the forward again", marks=pytest.mark.slow),
+    pytest.param("phimoe", "none", "", marks=pytest.mark.slow),
     ("qwen3_moe", "full", ""),
 ])  # fmt: skip
 def test_experts_over_ranks_need_choices_that_are_made_again(kind: str, mode: str, reason: str, tmp_path: Path):

@@ -28,13 +28,12 @@ def edit(folder: Path, **keys: Any) -> None:
 @pytest.mark.parametrize(("keys", "reason"), [
     ({"transformers_version": "9", "use_cache": True, "dtype": "bfloat16", "architectures": None, "return_dict": False,
       "output_hidden_states": True, "output_attentions": True, "eos_token_id": 9}, ""),
-    pytest.param({"rms_norm_eps": 0.001},
-        "model.code rms_norm_eps 1e-05 → 0.001: the same weights would give other results", marks=pytest.mark.matrix),
+    ({"rms_norm_eps": 0.001}, "model.code rms_norm_eps 1e-05 → 0.001: the same weights would give other results"),
     pytest.param({"pad_token_id": 7}, "model.code pad_token_id 1 → 7: the same weights would give other results",
         marks=pytest.mark.matrix),
-    ({"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 9.0}}},
-     "model.code rope_parameters full_attention rope_theta 500000 → 9, sliding_attention rope_theta 500000, rope_type "
-     "default → none: the same weights would give other results"),
+    pytest.param({"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 9.0}}},
+        "model.code rope_parameters full_attention rope_theta 500000 → 9, sliding_attention rope_theta 500000, "
+        "rope_type default → none: the same weights would give other results", marks=pytest.mark.matrix),
 ])  # fmt: skip
 def test_a_run_resumes_after_edits_of_metadata_alone(keys: dict[str, Any], reason: str, tmp_path: Path):
     make("olmo3", tmp_path, rope_parameters={

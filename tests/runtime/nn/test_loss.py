@@ -130,8 +130,8 @@ def test_a_backward_that_runs_twice_gives_the_same_gradients():
 
 
 @pytest.mark.parametrize(("form", "z_weight", "temperature"), [
-    (torch.float32, 0.0, 1.0),
     (torch.float64, 1e-2, 0.7),
+    pytest.param(torch.float32, 0.0, 1.0, marks=pytest.mark.slow),
     pytest.param(torch.float32, 1e-2, 0.7, marks=pytest.mark.slow),
     pytest.param(torch.float64, 0.0, 1.0, marks=pytest.mark.slow),
 ])  # fmt: skip

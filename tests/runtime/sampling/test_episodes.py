@@ -196,6 +196,13 @@ def test_an_episode_depends_on_its_seeds_alone(opened):
     assert again == alone and other.tokens != alone.tokens
 
 
+def test_processes_of_episodes_have_not_loaded_torch(opened):
+    """Every rank waits for it, which takes seconds, and the memory of each process would begin with it."""
+    texts = [call("run", code="x = {'torch', 'xtrain'} & {*sys.modules}"), "b", "c"]
+    (found,) = player(opened(), Spoken([texts], most=150)).play(starts(1))
+    assert "t:{'xtrain'}/" in TOKENIZER.decode(found.tokens)
+
+
 CALLS = {
     "os._exit(0)": True,
     "raise ValueError('no')": False,

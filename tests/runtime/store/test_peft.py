@@ -129,9 +129,9 @@ def test_peft_reads_what_is_written_without_a_warning(tmp_path: Path):
 
 
 # Family, settings of the adapter, and (rank, alpha) of experts and of q_proj in the file.
-EXPERTS: list[tuple[str, str, tuple[float, ...]]] = [
-    ("qwen3_moe", "", (2, 6, 3, 1.5)),
-    ("mixtral", ", scaling = rslora", (2, 6 * 2**0.5, 3, 1.5 * 3**0.5)),
+EXPERTS: list[Any] = [
+    pytest.param("qwen3_moe", "", (2, 6, 3, 1.5), marks=pytest.mark.matrix),
+    pytest.param("mixtral", ", scaling = rslora", (2, 6 * 2**0.5, 3, 1.5 * 3**0.5), marks=pytest.mark.matrix),
     (
         "qwen3_moe",
         ', ranks = { "experts.up_proj": 5, "1.*.experts": 4, q_proj: 3 }, '
@@ -213,23 +213,25 @@ def test_magnitudes_of_experts_are_written_one_by_one(tmp_path: Path, capsys):
 
 
 # Family, targets, and what PEFT does not do with the adapter; empty: it computes what the merged model does.
-UNREAD = [
-    ("deepseek_v3", "self_attn", ""),
+UNREAD: list[Any] = [
     ("deepseek_v3", "mlp", "takes model.layers.0.mlp.gate_proj, and others named like expert matrices, for experts"),
+    ("qwen2_moe", "experts", "leaves out layers.0.mlp.experts.gate_proj and all other routed experts"),
+    ("qwen3_moe", "experts.up_proj", "fails for layers.0.mlp.experts.up_proj, because it needs both gate and up"),
+    ("mixtral", "experts.down_proj", ""),
+]
+UNREAD += (pytest.param(*each, marks=pytest.mark.matrix) for each in (
+    ("deepseek_v3", "self_attn", ""),
     ("glm4_moe", "down_proj", "takes model.layers.0.mlp.down_proj, and others"),
     ("glm4_moe", "experts", ""),
     ("qwen3_next", "shared_expert", "takes model.layers.0.mlp.shared_expert.gate_proj, and others"),
     ("qwen2_moe", "shared_expert", ""),
-    ("qwen2_moe", "experts", "leaves out layers.0.mlp.experts.gate_proj and all other routed experts"),
     ("qwen3_5_moe", "experts", "leaves out layers.0.mlp.experts.gate_proj and all other routed experts"),
-    ("qwen3_moe", "experts.up_proj", "fails for layers.0.mlp.experts.up_proj, because it needs both gate and up"),
-    ("mixtral", "experts.down_proj", ""),
     ("qwen3_next", "q_proj", "leaves out model.layers.0.linear_attn.q_proj and others that it has in one matrix"),
-    pytest.param("phi3", "mlp", "leaves out model.layers.0.mlp.gate_proj and others", marks=pytest.mark.matrix),
-    pytest.param("gemma4_moe", "mlp", "", marks=pytest.mark.matrix),
-    pytest.param("olmoe", "experts", "", marks=pytest.mark.matrix),
-    pytest.param("dots1", "experts", "", marks=pytest.mark.matrix),
-]
+    ("phi3", "mlp", "leaves out model.layers.0.mlp.gate_proj and others"),
+    ("gemma4_moe", "mlp", ""),
+    ("olmoe", "experts", ""),
+    ("dots1", "experts", ""),
+))  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "targets", "said"), UNREAD)

@@ -78,7 +78,8 @@ def gradients_apart(plan: Plan, peft: Any) -> float:
     return max(gaps) / largest
 
 
-@pytest.mark.parametrize("kind", ["olmo3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["olmo3", *TYPES])
 def test_an_adapter_of_a_model_that_transformers_computes(tmp_path: Path, kind: str):
     """Has the gradients of PEFT in fp64, is exported as PEFT wrote it, and merged as there."""
     base = make_code(kind, tmp_path / "base")

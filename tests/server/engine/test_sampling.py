@@ -91,8 +91,8 @@ ULYSSES = pytest.param(("parallel.cp=2", "parallel.cp.ulysses=2"), marks=pytest.
 
 @pytest.mark.parametrize(
     "sets",
-    [(), pytest.param(("parallel.fsdp=2",), marks=pytest.mark.matrix), ("parallel.tp=2",), PP,
-        pytest.param(RING, marks=pytest.mark.matrix), ULYSSES],
+    [pytest.param((), marks=pytest.mark.matrix), pytest.param(("parallel.fsdp=2",), marks=pytest.mark.matrix),
+        ("parallel.tp=2",), PP, *(pytest.param(each, marks=pytest.mark.matrix) for each in (RING, ULYSSES))],
     ids=["one", "fsdp", "tp", "pp", "ring", "ulysses"],
 )  # fmt: skip
 def test_samples_have_the_probabilities_of_training(sets: tuple[str, ...], tmp_path: Path):
@@ -120,7 +120,8 @@ def test_samples_of_models_with_states_too(model: str, sets: tuple[str, ...], tm
 
 
 @pytest.mark.usefixtures("inspected_here")
-@pytest.mark.parametrize("kind", ["olmo3", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["olmo3", "gpt_oss"])
 def test_samples_of_code_of_transformers_too(kind: str, tmp_path: Path):
     make_code(kind, tmp_path / "model", vocab_size=264)
     model = f'"{tmp_path / "model"}" {{ code = transformers }}'
@@ -444,7 +445,7 @@ def exported(engine: Any, folder: Path) -> dict[str, Any]:
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "sets",
-    [(FROZEN,), pytest.param((FROZEN, "parallel.pp=2"), marks=pytest.mark.slow), ("parallel.fsdp=2",)],
+    [(FROZEN,), (FROZEN, "parallel.pp=2"), ("parallel.fsdp=2",)],
     ids=["one", "pp", "fsdp"],
 )
 def test_transformers_reads_what_a_client_has_trained(sets: tuple[str, ...], tmp_path: Path):

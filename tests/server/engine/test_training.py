@@ -155,7 +155,7 @@ LAYOUTS = {
 }
 
 
-DEFAULT = ("one", "tp", "pp")
+DEFAULT = ("one", "tp")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_clients_may_choose_among_matrices_that_have_an_adapter(
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("layout", ["fsdp 2, ep 2", pytest.param("tp 2, ep 2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["fsdp 2, ep 2", "tp 2, ep 2"])
 def test_a_mixture_of_experts_is_served_over_expert_ranks(layout: str, tmp_path: Path):
     """Adapters of spread experts are trained and kept as those of one rank."""
     targets = 'adapter.targets=["self_attn", "experts"]'
