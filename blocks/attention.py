@@ -30,6 +30,9 @@ class AttentionLayer(Layer):
     by 1 + weight. bias: on queries, keys and values. output_bias: on the output, before the residual stream. rope:
     apply rotary positions to queries and keys.
 
+    gives, takes: name of keys and values, as in `Layer`. A layer that takes them has queries alone, and computes with
+    keys and values that have their norm and positions.
+
     heads_of_keys, head_width: numbers of key/value heads and of numbers in each head; None: the model's. value_norm:
     RMSNorm without a weight on each head of values. key_values: there is no `v_proj`: values are the outputs of
     `k_proj`, before the norm of keys and positions.
@@ -69,6 +72,8 @@ class AttentionLayer(Layer):
     head_width: int | None = later(None)
     value_norm: bool = later(False)
     key_values: bool = later(False)
+    gives: str = later("")  # pyright: ignore[reportIncompatibleVariableOverride]
+    takes: str = later("")  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __attrs_post_init__(self) -> None:
         sizes = ("window", "scale", "cap", "theta", "rotary", "heads_of_keys", "head_width")
@@ -103,10 +108,10 @@ class AttentionLayer(Layer):
             )
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
         gates = queries if self.gated else 0
+        others = [] if self.takes else ["k_proj"] if self.key_values else ["k_proj", "v_proj"]
         for name, width, heads in (
             ("q_proj", queries + gates, arch.heads),
-            ("k_proj", keys, arch.kv_heads),
-            *([] if self.key_values else [("v_proj", keys, arch.kv_heads)]),
+            *((name, keys, arch.kv_heads) for name in others),
         ):
             yield BlockParameter(
                 name=f"{self.name}.{name}.weight",
@@ -130,12 +135,12 @@ class AttentionLayer(Layer):
         )
         if self.output_bias:
             yield row_bias(f"{self.name}.o_proj", arch.dim)
-        if self.qk_norm and self.wide_norm:
-            yield norm_weight(f"{self.name}.q_norm", queries, cut="column", plus_one=self.plus_one)
-            yield norm_weight(f"{self.name}.k_norm", keys, cut="column", plus_one=self.plus_one)
-        elif self.qk_norm:  # a rank has used them on its own heads
-            yield norm_weight(f"{self.name}.q_norm", arch.head_dim, "always", plus_one=self.plus_one)
-            yield norm_weight(f"{self.name}.k_norm", arch.head_dim, "always", plus_one=self.plus_one)
+        norms = (("q_norm", queries), *(() if self.takes else (("k_norm", keys),)))
+        for name, width in norms if self.qk_norm else ():
+            if self.wide_norm:
+                yield norm_weight(f"{self.name}.{name}", width, cut="column", plus_one=self.plus_one)
+            else:  # a rank has used them on its own heads
+                yield norm_weight(f"{self.name}.{name}", arch.head_dim, "always", plus_one=self.plus_one)
 
     def angles(self, arch: Architecture) -> RotaryAngles | None:
         if not self.rope:
@@ -148,6 +153,7 @@ class AttentionLayer(Layer):
         window = "no window" if self.window is None else f"window {self.window:,}"
         own = self.own(arch)
         heads = () if own is arch else (f"{own.kv_heads} key/value heads of {own.head_dim}",)
+        heads += ("keys and values of an earlier block",) if self.takes else ()
         if not self.rope:
             return "no positions", window, *heads
         base = "rotary positions" if self.theta is None else f"rotary positions of base {self.theta:,.12g}"
@@ -157,6 +163,8 @@ class AttentionLayer(Layer):
         return 4 * arch.heads * self.own(arch).head_dim
 
     def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int:
+        if self.takes:
+            return 0
         seen, arch = positions if self.window is None else min(positions, self.window), self.own(arch)
         return 2 * arch.kv_heads // tp * arch.head_dim * seen  # a key and a value of each of its heads
 
@@ -206,11 +214,18 @@ class AttentionLayer(Layer):
             return on.ops.op(y, makes=size, scratch=(7 * turned // 2 + moved, 3 * turned + moved))
 
         q = positioned(project("q_proj"), "q_proj", "q_norm", local.heads)
-        keys = project("k_proj")
-        k = positioned(keys, "k_proj", "k_norm", local.kv_heads)
-        v = keys if self.key_values else project("v_proj")
-        if self.value_norm:
-            v = on.norm(v, "", local.tokens * local.kv_heads, width=local.head_dim)
+        if self.takes:
+            kinds = on.resolved.architecture.kinds
+            takes = (len(each.layers) for each in kinds if any(it.takes == self.takes for it in each.block.layers()))
+            k, v = on.ops.take(self.takes, local.keys, local.keys, blocks=sum(takes))
+        else:
+            keys = project("k_proj")
+            k = positioned(keys, "k_proj", "k_norm", local.kv_heads)
+            v = keys if self.key_values else project("v_proj")
+            if self.value_norm:
+                v = on.norm(v, "", local.tokens * local.kv_heads, width=local.head_dim)
+        if self.gives:
+            on.ops.give(self.gives, k, v)
         out = trace_kernel(self, on, (q, k, v))
         if gate is not None:
             share = on.ops.op(gate, makes=out.size, keeps_output=True)

@@ -159,7 +159,9 @@ class Layer(BlockPiece):
     products and `Tracer.linear` records them. attends: attention, which at most one layer of a block is.
     keeps_state: a position sees earlier ones by a state that passes from each position to the next, which generation
     keeps instead of tensors of earlier positions. window: for an attention layer, the number of positions of its
-    document that a query sees; None: all earlier ones.
+    document that a query sees; None: all earlier ones. gives: name of values that it gives to layers of later blocks.
+    takes: name of the values that it takes, of the nearest earlier block that gives them. embeds: it takes the ids of
+    tokens.
     """
 
     composable: ClassVar[bool] = False
@@ -169,6 +171,9 @@ class Layer(BlockPiece):
     attends: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = False
     window: ClassVar[int | None] = None
+    gives: ClassVar[str] = ""
+    takes: ClassVar[str] = ""
+    embeds: ClassVar[bool] = False
 
     name: str
 
@@ -204,6 +209,10 @@ class Layer(BlockPiece):
     def unfit(self, arch: Architecture) -> str | None:
         """Return why it does not fit the sizes of a model; None if it does."""
         return None
+
+    def taken(self, layer: int) -> str:
+        """Return the name of the values that it takes in the block of a layer."""
+        return self.takes
 
     def words(self, arch: Architecture) -> tuple[str, ...]:
         """Return words that distinguish it from layers of the same name in other blocks of the model, for display."""
@@ -399,6 +408,7 @@ class JoinLayer(Layer):
     """
 
     composable: ClassVar[bool] = False
+    embeds: ClassVar[bool] = True
 
     plus_one: bool = later(False)
 

@@ -24,7 +24,8 @@ def compile_trace(trace: OpTrace, graphs: Sequence[range], saved: Set[str]) -> N
     for ops in pieces:
         own = {id(op) for op in ops}
         outside = {id(value.storage) for op in trace.ops if id(op) not in own for value in op.inputs}
-        _fuse(ops, outside | {id(value.storage) for value in trace.ops[-1].outputs})
+        given = (value for values in trace.given.values() for value in values)
+        _fuse(ops, outside | {id(value.storage) for value in (*trace.ops[-1].outputs, *given)})
         if not trace.compiled:  # selective recomputation of the block does not see results inside compiled parts
             for op in ops:
                 op.saved, op.results = "", ()

@@ -27,21 +27,26 @@ UNGATED: Final = ("relu2",)  # activations of `up_proj` itself, in layers withou
 
 @frozen
 class SwiGLULayer(Layer):
-    """SwiGLU of width `ffn`, which tensor parallelism cuts. bias: on each of its matrices. activation: of the gate;
-    `gelu_tanh` is the tanh approximation of GELU, which makes the layer a GEGLU; `relu2` is the square of ReLU (So et
-    al. 2021, arXiv 2109.08668), of a layer without gate."""
+    """SwiGLU of width `wider` · `ffn`, which tensor parallelism cuts. bias: on each of its matrices. activation: of the
+    gate; `gelu_tanh` is the tanh approximation of GELU, which makes the layer a GEGLU; `relu2` is the square of ReLU
+    (So et al. 2021, arXiv 2109.08668), of a layer without gate."""
 
     reads = ("ffn",)
     adapts = True
 
     bias: bool = later(False)
     activation: Activation = later("silu")
+    wider: int = later(1)
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
-        return swiglu_parameters(self.name, arch.dim, arch.ffn, cut=True, bias=self.bias, activation=self.activation)
+        ffn = self.wider * arch.ffn
+        return swiglu_parameters(self.name, arch.dim, ffn, cut=True, bias=self.bias, activation=self.activation)
 
     def words(self, arch: Architecture) -> tuple[str, ...]:
-        return (f"ffn {arch.ffn}",)
+        return (f"ffn {self.wider * arch.ffn}",)
+
+    def unfit(self, arch: Architecture) -> str | None:
+        return not_above_zero(self, "wider")
 
     @property
     def tiles(self) -> bool:

@@ -9,13 +9,22 @@ from xtrain.blocks.memory_simulator import scratch_of
 from xtrain.blocks.op_trace import MATMUL, OpTrace, PieceTrace, TracedOp, TracedTensor
 
 
-def without_frozen(trace: OpTrace, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str], *, below: bool) -> OpTrace:
+def without_frozen(
+    trace: OpTrace,
+    shapes: Mapping[str, tuple[int, ...]],
+    frozen: Set[str],
+    *,
+    below: bool,
+    taken: Set[str] = frozenset(),
+) -> OpTrace:
     """Return the trace with gradients only for trained parameters and the operations that lead to them, as in
     torch.autograd.
 
     shapes: name of a parameter → its shape. frozen: parameters without a gradient. below: the input has a gradient.
+    taken: names of taken values that have one.
     """
     flows = {id(trace.input)} if below else set[int]()
+    flows |= {id(value) for name in taken & trace.taken.keys() for value in trace.taken[name]}
     ops = [_pruned(op, shapes, frozen, flows) for op in trace.ops]
     opened: list[int] = []
     for place, op in enumerate(ops):  # the unit of experts has a backward if anything in it has

@@ -54,9 +54,19 @@ class MemoryChange:
 def bytes_for_backward(trace: OpTrace, recompute: Recompute | None) -> int:
     """Return the bytes that a block leaves for its backward, including its input."""
     if recompute is None:
-        return kept_bytes(trace.ops)
+        kept = {id(value) for op in trace.ops for value in op.keeps}
+        return kept_bytes(trace.ops) + sum(size for each, size in _given(trace, None).items() if each not in kept)
     choices = trace.choices if recompute.choices else 0
-    return trace.input.size + choices + sum(value.size for value in stored(trace, recompute))
+    results = {id(value): value.size for value in stored(trace, recompute)} | _given(trace, recompute)
+    return trace.input.size + choices + sum(results.values())
+
+
+def _given(trace: OpTrace, recompute: Recompute | None) -> dict[int, int]:
+    """Return the bytes of tensors that later blocks take, by id, which stay until the end of the backward: with
+    recomputation all, otherwise those that operations like the block's own keep."""
+    found = {id(each.storage): each.storage.size for values in trace.given.values() for each in values}
+    used = {id(value) for op in trace.ops for value in (*op.keeps, *op.forgone)} if recompute is None else found.keys()
+    return {each: size for each, size in found.items() if each in used}
 
 
 def kept_bytes(ops: Iterable[TracedOp], but: Set[int] = frozenset()) -> int:
@@ -119,7 +129,7 @@ def forward(
         stays = {id(value) for op in trace.ops for value in op.keeps}
     else:
         stays = {id(value) for value in stored(trace, recompute)}
-    simulator.run(trace.ops, stays, scopes=trace.scopes)
+    simulator.run(trace.ops, stays | _given(trace, recompute).keys(), scopes=trace.scopes)
     return MemoryChange(
         simulator.peak, bytes_for_backward(trace, recompute) - trace.input.size + trace.ops[-1].outputs[0].gradient
     )
@@ -144,7 +154,8 @@ def backward(
     inner = next((op.closes for op in trace.ops if op.closes is not None and op.runs_back), None)
     simulator = _Simulator(handling, buffer=0 if behind is None else behind.buffer)
     simulator.gather_again(unit, inner or ahead)
-    later, freed = {id(trace.input)}, 0  # freed at the end
+    given = _given(trace, recompute)
+    later, freed = {id(trace.input), *given}, 0  # freed at the end
     simulator.begin_back(trace, buffered=buffered)
     ops = trace.ops
     if recompute is not None:
@@ -153,6 +164,7 @@ def backward(
         simulator.run_back(ops[cut:], later, ahead)
         ops = ops[:cut]
         results = {id(value): value.size for value in stored(trace, recompute)}
+        results = {number: size for number, size in results.items() if number not in given}
         known = later | set(results)
         if not trace.compiled:  # whose code frees each result after its last use
             later, freed, results = known, sum(results.values()), {}
@@ -164,6 +176,8 @@ def backward(
         simulator.free(trace.input.size + freed + (trace.choices if recompute.choices else 0))
     elif keeps_input(trace):
         simulator.free(trace.input.size)
+    simulator.free(sum(given.values()))
+    simulator.leave(trace)
     return MemoryChange(simulator.peak, simulator.live)
 
 
@@ -330,6 +344,16 @@ class _Simulator:
         """Begin a backward with the gradient of the last output, which is alive. buffered: as in `backward`."""
         last = trace.ops[-1].outputs[0]
         self._gradients = {id(last): _Gradient(last.gradient, 2 if buffered else 1)}
+        back = {id(value) for op in trace.ops if op.runs_back for value in op.outputs}
+        given = (value for values in trace.given.values() for value in values if id(value) in back)
+        self._gradients |= {id(value): _Gradient(value.gradient, 1) for value in given}
+
+    def leave(self, trace: OpTrace) -> None:
+        """End a backward: of the gradient of values that several blocks take, each leaves an equal share."""
+        for name, values in trace.taken.items():
+            for value in values:
+                if id(value) in self._gradients:
+                    self.free(value.gradient - value.gradient // trace.blocks[name])
 
     def run_back(
         self, ops: Sequence[TracedOp], later: Set[int], follower: FsdpUnit | None, *, gathered: bool = False

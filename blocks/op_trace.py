@@ -159,7 +159,9 @@ class TracedOp:
 class OpTrace:
     """Operations of a block in order, from its `input`. choices: bytes of the router's decisions. scopes: operations of
     each function, whose local names are freed on return; called functions come before their callers. layers: name of a
-    layer → its operations. compiled: torch.compile compiles the block as a whole."""
+    layer → its operations. compiled: torch.compile compiles the block as a whole. given: values for later blocks, by
+    name. taken: values of earlier blocks, where their bytes count, by name. blocks: number of blocks that take each of
+    these names, which share one gradient."""
 
     input: TracedTensor
     ops: list[TracedOp] = field(factory=list)
@@ -167,6 +169,9 @@ class OpTrace:
     scopes: list[range] = field(factory=list)
     layers: dict[str, range] = field(factory=dict)
     compiled: bool = False
+    given: dict[str, tuple[TracedTensor, ...]] = field(factory=dict)
+    taken: dict[str, tuple[TracedTensor, ...]] = field(factory=dict)
+    blocks: dict[str, int] = field(factory=dict)
 
     @contextmanager
     def scope(self, layer: str = "") -> Iterator[None]:
@@ -243,6 +248,19 @@ class OpTrace:
         outputs = tuple(TracedTensor(0, size, x) for size in gradients)
         self.ops.append(TracedOp(inputs=(x,), outputs=outputs))
         return list(outputs)
+
+    def give(self, name: str, *values: TracedTensor) -> None:
+        """Give values to later blocks under a name."""
+        self.given[name] = values
+
+    def take(self, name: str, *sizes: int, blocks: int = 1) -> tuple[TracedTensor, ...]:
+        """Take values of these sizes that an earlier block gives under a name, or the first values that this one
+        gives, which are then its own. blocks: see `OpTrace`."""
+        if name in self.given:
+            own, self.given[name] = self.given[name][: len(sizes)], self.given[name][len(sizes) :]
+            return own
+        self.taken[name], self.blocks[name] = tuple(TracedTensor(0, size) for size in sizes), blocks
+        return self.taken[name]
 
     def slices(self, *weights: int, parameters: Sequence[str] = ()) -> None:
         """Record parameters cut into slices. The gradients of slices are kept until each parameter's, of `weights`

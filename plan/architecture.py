@@ -256,6 +256,8 @@ class BlockLayer(Protocol):
     attends: ClassVar[bool]
     keeps_state: ClassVar[bool]
     window: ClassVar[int | None]
+    gives: ClassVar[str]
+    takes: ClassVar[str]
 
     @property
     def name(self) -> str: ...

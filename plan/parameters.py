@@ -95,7 +95,7 @@ def largest_product(architecture: Architecture, positions: int) -> int:
         tensor.size // architecture.experts * routed if tensor.expert else tensor.size * positions
         for kind in architecture.kinds
         for tensor in block_parameters(architecture, kind.first)
-        if len(tensor.shape) > (2 if tensor.expert else 1)
+        if len(tensor.shape) > (2 if tensor.expert else 1) and tensor.multiplied
     )
 
 

@@ -173,33 +173,37 @@ CONFIG: Final = ModelConfig(
         **{name: only for name, only in ONLY.items() if name != "hidden_act"},
         "hidden_activation": Only(("gelu_pytorch_tanh",)),
         "use_bidirectional_attention": Only((None, "vision")),
-        "hidden_size_per_layer_input": Only((0,)),
-        "num_kv_shared_layers": Only((0,)),
     },
     # Sizes of what `only` excludes, and sizes of single layers, which the keys of other heads read.
-    harmless=HARMLESS
-    | {"moe_intermediate_size", "num_experts", "top_k_experts", "use_double_wide_mlp", "vocab_size_per_layer_input"}
-    | {_BY_LAYER},
+    harmless=HARMLESS | {"moe_intermediate_size", "num_experts", "top_k_experts"} | {_BY_LAYER},
     whole=WHOLE,
 )
 
 
-def config_of(*own: ConfigKey, experts: bool, inputs: int = 256, **constant: Any) -> ModelConfig:
-    """Return the config of a family. own: further keys. experts: there are some. inputs: width of the embeddings of
-    each layer if no key gives it. constant: settings that no key determines.
+_OF_INPUTS: Final = ("hidden_size_per_layer_input", "num_kv_shared_layers")
 
-    Models with such embeddings, or with shared keys and values, are of no family: transformers' code computes them.
+
+def config_of(*own: ConfigKey, experts: bool, inputs: int | None = 256, **constant: Any) -> ModelConfig:
+    """Return the config of a family. own: further keys. experts: there are some. inputs: width of per-layer inputs if
+    no key gives it; None: the keys of the family give it, and shared keys and values. constant: settings that no key
+    determines.
+
+    Models with experts and with per-layer inputs, or with shared keys and values, are of no family: transformers' code
+    computes them.
     """
 
     def accepts(config: Config) -> bool:
-        others = config.get("hidden_size_per_layer_input", inputs) or config.get("num_kv_shared_layers")
+        others = inputs is not None and (config.get(_OF_INPUTS[0], inputs) or config.get(_OF_INPUTS[1]))
         return not others and bool(config.get(_MOE)) is experts
 
+    without = {} if inputs is None else dict.fromkeys(_OF_INPUTS, Only((0,)))
+    idle = set() if inputs is None else {"use_double_wide_mlp", "vocab_size_per_layer_input"}
     return evolve(
         CONFIG,
         keys=(*CONFIG.keys, *own),
         constant={**CONFIG.constant, **constant},
-        only={**CONFIG.only, _MOE: Only((experts,))},
+        only={**CONFIG.only, **without, _MOE: Only((experts,))},
+        harmless=CONFIG.harmless | idle,
         accepts=accepts,
     )
 
@@ -262,7 +266,8 @@ class Gemma4Family(TransformerSettings, PlannedModel):
         return Chain.of(NormLayer("pre_feedforward_layernorm"), SwiGLULayer("mlp", activation="gelu_tanh"))
 
     @classmethod
-    def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
+    def attentions(cls, arch: Architecture) -> tuple[AttentionLayer, AttentionLayer]:
+        """Return the attention of blocks without and with the window."""
         own = arch.own
         bias = own.get("attention_bias", False)
         full = AttentionLayer(
@@ -277,13 +282,19 @@ class Gemma4Family(TransformerSettings, PlannedModel):
             key_values=own["full_key_values"],
         )
         local = evolve(full, window=own.get("window"), theta=own["local_theta"], key_values=False)
-        local = evolve(local, head_width=None, heads_of_keys=None)
-        feed_forward = cls.feed_forward(arch)
+        return full, evolve(local, head_width=None, heads_of_keys=None)
 
-        def block(attention: BlockPiece) -> BlockPiece:
-            attention = Residual.of(NormLayer("input_layernorm"), attention, NormLayer("post_attention_layernorm"))
-            after = Residual.of(feed_forward, NormLayer("post_feedforward_layernorm"))
-            return Chain.of(attention, after, FactorLayer("layer_scalar"))
+    @classmethod
+    def block_of(cls, attention: BlockPiece, feed_forward: BlockPiece, *more: BlockPiece) -> BlockPiece:
+        """Compose a block. more: pieces between the feed-forward layer and the factor."""
+        return Chain.of(
+            Residual.of(NormLayer("input_layernorm"), attention, NormLayer("post_attention_layernorm")),
+            Residual.of(feed_forward, NormLayer("post_feedforward_layernorm")),
+            *more,
+            FactorLayer("layer_scalar"),
+        )
 
-        of_full, of_local = block(full), block(local)
+    @classmethod
+    def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
+        of_full, of_local = (cls.block_of(each, cls.feed_forward(arch)) for each in cls.attentions(arch))
         return tuple(of_full if window is None else of_local for window in layer_windows(arch))

@@ -165,6 +165,9 @@ class _FamilyReader(BodyReader):
                 raise self._fault(message, layer.name, "give each a name of its own")
             if (problem := layer.unfit(self.arch)) is not None:
                 raise self._fault(problem, layer.name, "give another value")
+            if layer.gives or layer.takes:
+                message = f"`{layer.name}` shares values with other blocks, but all blocks are this one"
+                raise self._fault(message, layer.name, "remove `gives` and `takes`")
             layers[layer.name] = layer
         mixing = [layer for layer in layers.values() if layer.attends]
         others = any(layer.keeps_state for layer in layers.values())

@@ -101,13 +101,25 @@ def block_trace(resolved: Resolved, local: Local, kind: TrainedKind, experts: Fs
     block_of(kind).trace(tracer, trace.input)
     if resolved.async_tp:
         _multiply_meanwhile(trace)
-    if kind.frozen or not kind.below:
-        trace = without_frozen(trace, shapes, kind.frozen, below=kind.below)
+    trained = _trained_values(resolved) if trace.taken else frozenset[str]()
+    if kind.frozen or not kind.below or trace.taken.keys() - trained:
+        trace = without_frozen(trace, shapes, kind.frozen, below=kind.below, taken=trained)
     if resolved.spec.compile.mode != "none":
         from xtrain.blocks.compiled import compile_trace  # most specs do without
 
         compile_trace(trace, compiled_graphs(trace, block_of(kind), resolved), frozenset(resolve_save(resolved)))
     return trace
+
+
+def _trained_values(resolved: Resolved) -> frozenset[str]:
+    """Return the names of values for later blocks that have a gradient."""
+    found = set[str]()
+    for kind in resolved.kinds:
+        names = {name_in_block(each.name) for each in block_parameters(resolved.architecture, kind.first)}
+        for layer in block_of(kind).layers():
+            own = any(name.startswith(f"{layer.name}.") for name in names - kind.frozen)
+            found |= {layer.gives} if layer.gives and (kind.below or own) else set()
+    return frozenset(found)
 
 
 def compiled_graphs(trace: OpTrace, block: BlockPiece, resolved: Resolved) -> list[range]:

@@ -209,7 +209,7 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
         architecture = evolve(architecture, adapter=TaskAdapters(tasks=adapters))
     if architecture.is_moe:
         _check_routing(architecture, found)
-    if (unfit := spec.model.unfit()) is not None:
+    if (unfit := evolve(spec.model, vocab=architecture.vocab).unfit()) is not None:
         setting, message, hint = unfit
         found.fail("model.layers", "X433", f"model.{setting}", message, hint)
     _check_heads(architecture, found)

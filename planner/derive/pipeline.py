@@ -1,5 +1,7 @@
 """Pipeline stages from `pp` of a spec: stages per rank, layers per stage, and whether the schedule can run."""
 
+from itertools import accumulate
+
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import Architecture
@@ -38,6 +40,7 @@ def assign_stages(spec: Spec, architecture: Architecture, layout: Layout, found:
         mean = sum(weights) / len(weights)
         even = balance_unequal([each / mean for each in weights], stages, embedding, head)
     counts = _counts(spec, architecture, even, each, reasons, found)
+    _check_values(spec, architecture, counts, found)
     counts[-1] += architecture.mtp
     return StageAssignment(
         pipeline=pipeline_of(counts, size, spec.parallel.pp.schedule), stages_per_rank=each, reasons=reasons
@@ -126,6 +129,36 @@ def _counts(
         _check_costs(spec, found)
         return list(given)
     return even
+
+
+@checks("mesh.pp.values", reads="{stages} parallel.pp.layers model.*")
+def _check_values(spec: Spec, architecture: Architecture, counts: list[int], found: Findings) -> None:
+    """Check that no block takes values that a block of another stage gives."""
+    given: dict[str, int] = {}
+    givers: dict[int, int] = {}  # layer → first layer whose values it takes
+    for layer in range(architecture.blocks):
+        for each in architecture.kind_of(layer).block.layers():
+            if each.gives:
+                given[each.gives] = layer
+            if each.takes:
+                givers[layer] = min(given.get(each.takes, 0), givers.get(layer, layer))
+    if not givers:
+        return
+    spans = [range(giver + 1, layer + 1) for layer, giver in givers.items()]  # where no stage may begin
+    begins = [layer for layer in range(1, architecture.blocks) if not any(layer in span for span in spans)]
+    starts = list(accumulate(counts))[:-1]
+    if wrong := next((start for start in starts if start not in begins), None):
+        taker = next(layer for layer, giver in givers.items() if giver < wrong <= layer)
+        message = f"a stage begins with layer {wrong}, but layer {taker} takes what layer {givers[taker]} makes, and "
+        message += "stages do not send it"
+        hint = "use pp 1, with fsdp or cp for more ranks"
+        if len(begins) >= len(starts):
+            last = f"layers {begins[0]} to {begins[-1]}" if len(begins) > 1 else f"layer {begins[0]}"
+            hint = f"let stages begin at {last}: write `layers` of pp, the number of layers of each stage"
+        path = "parallel.pp.size" if isinstance(spec.parallel.pp.layers, Auto) else "parallel.pp.layers"
+        found.fail("mesh.pp.values", "X404", path, message, hint)
+    else:
+        found.passed("mesh.pp.values", f"stages begin at {', '.join(map(str, starts))}, where nothing is shared")
 
 
 @checks("mesh.pp.costs", reads="parallel.pp.size parallel.pp.layers parallel.pp.embedding_cost parallel.pp.head_cost")

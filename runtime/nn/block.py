@@ -41,8 +41,9 @@ class Attention(AttentionModule, Fusible):
         self.turns = not layer.interleaved and layer.rotary in (None, arch.head_dim)
         self.gated, self.query_dim = layer.gated, 2 * arch.head_dim if layer.gated else arch.head_dim
         self.q_proj = Linear(arch.dim, arch.heads * self.query_dim, bias=layer.bias)
-        self.k_proj = Linear(arch.dim, keys, bias=layer.bias)
-        self.v_proj = None if layer.key_values else Linear(arch.dim, keys, bias=layer.bias)
+        self.gives, self.takes = layer.gives, layer.takes
+        self.k_proj = None if layer.takes else Linear(arch.dim, keys, bias=layer.bias)
+        self.v_proj = None if layer.takes or layer.key_values else Linear(arch.dim, keys, bias=layer.bias)
         self.value_eps = arch.norm_eps if layer.value_norm else None
         self.o_proj = Linear(queries, arch.dim, bias=layer.output_bias)
         self.sinks = nn.Parameter(torch.empty(arch.heads)) if layer.sinks else None
@@ -55,10 +56,15 @@ class Attention(AttentionModule, Fusible):
                 return RMSNorm(width, arch.norm_eps, axes=axes, plus_one=layer.plus_one)
             return RMSNorm(arch.head_dim, arch.norm_eps, by_head=True, plus_one=layer.plus_one)
 
-        self.q_norm, self.k_norm = norm(queries), norm(keys)
+        self.q_norm, self.k_norm = norm(queries), None if layer.takes else norm(keys)
 
     def forward(
-        self, x_BSD: Tensor, rotate: Rotation | None, packing: DocumentLayout, cache: LayerCache | None = None
+        self,
+        x_BSD: Tensor,
+        rotate: Rotation | None,
+        packing: DocumentLayout,
+        cache: LayerCache | None,
+        values: "Values",
     ) -> Tensor:
         def heads(flat: Tensor) -> Tensor:
             return flat.unflatten(-1, (-1, self.head_dim))
@@ -83,14 +89,21 @@ class Attention(AttentionModule, Fusible):
         if self.gated:
             q_BSHA, gate_BSHA = q_BSHA.chunk(2, dim=-1)
         q_BHSA = positioned(q_BSHA, self.q_norm, None if rotate is None else rotate.of_queries)
-        keys_BSKA = heads(self.k_proj(x_BSD))
-        v_BSKA = keys_BSKA if self.v_proj is None else heads(self.v_proj(x_BSD))
-        k_BKSA = positioned(keys_BSKA, self.k_norm, rotate)
-        if self.value_eps is not None:
-            v_BSKA = rms_norm(v_BSKA, None, self.value_eps, fused=self.fused)
-        v_BKSA = v_BSKA.transpose(1, 2)
-        if cache is not None:
-            k_BKSA, v_BKSA = cache.extended(self, k_BKSA, v_BKSA, window=self.scores.window)
+        if self.k_proj is None or self.k_norm is None:
+            k_BKSA, v_BKSA = values[self.takes]
+        else:
+            keys_BSKA = heads(self.k_proj(x_BSD))
+            v_BSKA = keys_BSKA if self.v_proj is None else heads(self.v_proj(x_BSD))
+            k_BKSA = positioned(keys_BSKA, self.k_norm, rotate)
+            if self.value_eps is not None:
+                v_BSKA = rms_norm(v_BSKA, None, self.value_eps, fused=self.fused)
+            v_BKSA = v_BSKA.transpose(1, 2)
+            if cache is not None:
+                k_BKSA, v_BKSA = cache.extended(self, k_BKSA, v_BKSA, window=self.scores.window)
+                if self.gives and cache.filled:  # what a cache returns is valid until the next layer's call
+                    k_BKSA, v_BKSA = k_BKSA.clone(), v_BKSA.clone()
+        if self.gives:
+            values[self.gives] = (k_BKSA, v_BKSA)
         sink_H = None if self.sinks is None else local(self.sinks)
         out_BSHA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing, self.scores, sink_H).transpose(1, 2)
         if gate_BSHA is not None:
@@ -98,15 +111,21 @@ class Attention(AttentionModule, Fusible):
         return self.o_proj.row_parallel(out_BSHA.flatten(-2), self.axes.tensor)
 
 
+Values = dict[str, tuple[Tensor, ...]]
+"""Values of layers that give them to later blocks, by name."""
+
+
 class BlockInput(NamedTuple):
-    """Further inputs of a block's modules. known_BSK: experts to use instead of the router's choices."""
+    """Further inputs of a block's modules. known_BSK: experts to use instead of the router's choices. ids_BS: of tokens
+    that a layer embeds. values: those that the block takes, to which its layers add what they give."""
 
     rotate: Rotation | None
     packing: DocumentLayout
     real_BS: Tensor
-    cache: LayerCache | None = None
-    known_BSK: Tensor | None = None
-    later_BS: Tensor | None = None
+    cache: LayerCache | None
+    known_BSK: Tensor | None
+    ids_BS: Tensor | None
+    values: Values
 
 
 class Join(nn.Module):
@@ -129,13 +148,14 @@ class Join(nn.Module):
 @frozen(eq=False)
 class BlockSettings:
     """Settings of a block's modules. rows: of a step, for the means of a router's losses. base: folder that the user's
-    modules are relative to."""
+    modules are relative to. number: of the block."""
 
     arch: Architecture
     kernel: AttentionKernel
     axes: Axes
     rows: int
     base: Path
+    number: int = 0
 
     def part_of(self, layer: UserFunction) -> UserPart:
         """Return the function of a user's layer."""
@@ -176,12 +196,13 @@ def _factor(layer: FactorLayer, settings: BlockSettings) -> Built:
 @builds(AttentionLayer)
 def _attention(layer: AttentionLayer, settings: BlockSettings) -> Built:
     module = Attention(settings.arch, settings.kernel, settings.axes, layer)
-    return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache)
+    return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache, given.values)
 
 
 @builds(SwiGLULayer)
 def _swiglu(layer: SwiGLULayer, settings: BlockSettings) -> Built:
-    module = SwiGLU(settings.arch.dim, settings.arch.ffn, settings.axes, bias=layer.bias, activation=layer.activation)
+    ffn = layer.wider * settings.arch.ffn
+    module = SwiGLU(settings.arch.dim, ffn, settings.axes, bias=layer.bias, activation=layer.activation)
     return module, lambda x_BSD, _: module(x_BSD)
 
 
@@ -196,8 +217,8 @@ def _join(layer: JoinLayer, settings: BlockSettings) -> Built:
     module = Join(settings.arch.dim, settings.arch.norm_eps, plus_one=layer.plus_one)
 
     def call(x_BSD: Tensor, given: BlockInput) -> Tensor:
-        assert given.later_BS is not None
-        return module(x_BSD, given.later_BS)
+        assert given.ids_BS is not None
+        return module(x_BSD, given.ids_BS)
 
     return module, call
 
@@ -221,7 +242,8 @@ class LayerBlock(nn.Module):
     """The block of one layer. `recompute`, if set, runs `compute` so that the backward can repeat it.
 
     number: of its layer. angles: positions that its `rotate` is made from; None: it takes none. dropping: its modules
-    with dropout, which takes the tokens' keys.
+    with dropout, which takes the tokens' keys. embeds: it takes ids of tokens. gives: it has values for later blocks.
+    takes: names of values that it takes from earlier ones, or that its own layers give.
     """
 
     number: int
@@ -230,6 +252,9 @@ class LayerBlock(nn.Module):
     dropping: list[HasKeys]
     routes = False
     tiled = False
+    embeds = False
+    gives = False
+    takes: tuple[str, ...] = ()
 
 
 class DecoderBlock(LayerBlock):
@@ -240,7 +265,7 @@ class DecoderBlock(LayerBlock):
     ) -> None:
         super().__init__()
         self.number = layer
-        block, settings = block_of(arch.kind_of(layer)), BlockSettings(arch, kernel, axes, rows, base or Path())
+        block, settings = block_of(arch.kind_of(layer)), BlockSettings(arch, kernel, axes, rows, base or Path(), layer)
         calls: dict[str, Call] = {}
         for piece in block.layers():
             module, calls[piece.name] = built(piece, settings)
@@ -250,6 +275,9 @@ class DecoderBlock(LayerBlock):
         self.tasks = axes.tasks
         self.angles = block.angles(arch)
         self._forward = _call_of(block, calls)
+        layers = tuple(block.layers())
+        self.embeds, self.gives = any(each.embeds for each in layers), any(each.gives for each in layers)
+        self.takes = tuple(each.taken(layer) for each in layers if each.takes)
         self.recompute: Callable[..., Tensor] | None = None
         self.dropping: list[HasKeys] = []
 
@@ -272,12 +300,15 @@ class DecoderBlock(LayerBlock):
         cache: LayerCache | None = None,
         keys_BS: Tensor | None = None,
         known_BSK: Tensor | None = None,
-        later_BS: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the block. later_BS: ids of later tokens, for a block that predicts further ones."""
+        ids_BS: Tensor | None = None,
+        taken: Values | None = None,
+    ) -> Tensor | tuple[Tensor, Values]:
+        """Compute the block, with what it gives to later blocks if it `gives`. ids_BS, taken: if it `embeds`, and what
+        it `takes`."""
+        given = (known_BSK, ids_BS, taken)
         if self.recompute is None or cache is not None:
-            return self.compute(x_BSD, rotate, packing, real_BS, cache, keys_BS, known_BSK, later_BS)
-        return self.recompute(self.compute, x_BSD, rotate, packing, real_BS, None, keys_BS, known_BSK, later_BS)
+            return self.compute(x_BSD, rotate, packing, real_BS, cache, keys_BS, *given)
+        return self.recompute(self.compute, x_BSD, rotate, packing, real_BS, None, keys_BS, *given)
 
     def compute(
         self,
@@ -288,13 +319,17 @@ class DecoderBlock(LayerBlock):
         cache: LayerCache | None,
         keys_BS: Tensor | None,
         known_BSK: Tensor | None = None,
-        later_BS: Tensor | None = None,
-    ) -> Tensor:
+        ids_BS: Tensor | None = None,
+        taken: Values | None = None,
+    ) -> Tensor | tuple[Tensor, Values]:
         if self.tasks is not None:  # by the backward, other microbatches have set other rows
             self.tasks.counts = packing.task_rows
         for module in self.dropping:
             module.keys_BS = keys_BS
-        return self._forward(x_BSD, BlockInput(rotate, packing, real_BS, cache, known_BSK, later_BS))
+        taken = taken or {}
+        values = dict(taken)
+        out_BSD = self._forward(x_BSD, BlockInput(rotate, packing, real_BS, cache, known_BSK, ids_BS, values))
+        return (out_BSD, {name: each for name, each in values.items() if name not in taken}) if self.gives else out_BSD
 
 
 def _call_of(piece: BlockPiece, calls: dict[str, Call]) -> Call:

@@ -215,6 +215,8 @@ def shard_blocks(
 
     Raises PlanMismatch unless there are as many as in the plan.
     """
+    # Blocks that give values to later ones return views of them, which no block changes in place.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     for _, unit in matching(model, pattern, matches, rank):
         make_unit(unit, meshes.fsdp, compute=compute, reduce=reduce, reshard=reshard, offload=offload)
 

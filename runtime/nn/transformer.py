@@ -18,7 +18,7 @@ from xtrain.runtime.nn.adapters import TaskLinear, put_on_head
 from xtrain.runtime.nn.attention import KERNELS, AttentionModule, with_block_masks
 from xtrain.runtime.nn.axes import Axes, column_parallel_input, local
 from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch, RowLosses
-from xtrain.runtime.nn.block import DecoderBlock, Join
+from xtrain.runtime.nn.block import DecoderBlock, Join, Values
 from xtrain.runtime.nn.distillation import Distillation, Taught, distillation_losses, live_losses
 from xtrain.runtime.nn.head_product import HeadFactors
 from xtrain.runtime.nn.layers import Embedding, EmbeddingNoise, Factor, Linear, RMSNorm, Rotation, token_keys
@@ -223,15 +223,26 @@ class Transformer(nn.Module):
 
     def _caller(self, x_BSD: Tensor, batch: ModelBatch) -> Callable[..., Tensor]:
         """Return the function that calls a block with a residual stream, and with ids of later tokens for one that
-        predicts further tokens."""
+        predicts further tokens. It keeps what blocks give to later ones."""
         rotations, packing = self.rotations(batch.positions_BS, x_BSD.dtype), self._packing(batch)
         # In evaluation rows have no numbers.
         keys_BS = self._keys(batch, x_BSD.device) if self.drops and batch.place_B is not None else None
         known = self._known_experts(batch)
+        values: Values = {}
 
         def call_block(block: DecoderBlock, x_BSD: Tensor, later_BS: Tensor | None = None) -> Tensor:
             rotate, experts_BSK = rotations[block.angles], known.get(block.number)
-            return block(x_BSD, rotate, packing, batch.real_BS, batch.cache, keys_BS, experts_BSK, later_BS)
+            ids_BS = batch.input_ids_BS if block.embeds and later_BS is None else later_BS
+            taken = {name: values[name] for name in block.takes if name in values}
+            given = (keys_BS, experts_BSK, ids_BS, taken)
+            out = block(x_BSD, rotate, packing, batch.real_BS, batch.cache, *given)
+            if block.number == self.span.last:
+                values.clear()
+            if not block.gives:
+                return out
+            x_BSD, more = out
+            values.update(more)
+            return x_BSD
 
         return call_block
 

@@ -295,6 +295,29 @@ def test_rotary_positions_cost_what_their_plan_says(tmp_path: Path, monkeypatch:
     hold_against_the_trace(plan)
 
 
+SHARED = {"layers": 4, "layer_input": 16, "layer_vocab": 300, "shared_kv": 2, "double_ffn": "true"}
+ADAPTED = "adapter lora { rank = 4 }"
+LAYOUTS_OF_SHARED = {
+    **{name: text for name, text in LAYOUTS.items() if name != "pp 2"},  # where values would be sent
+    "adapted": ADAPTED,
+    "ring 2, full, adapted": f"parallel {{ cp 2 {{ ring = 2, ulysses = 1 }} }}\nactivation full {{}}\n{ADAPTED}",
+    "last blocks adapted": 'adapter lora { rank = 4, layers = ["3"] }',
+}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(each, marks=() if each == "tp 2 · fsdp 2" else pytest.mark.matrix) for each in LAYOUTS_OF_SHARED],
+)
+def test_values_that_blocks_give_to_later_ones_cost_what_their_plan_says(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Inputs of each block, and keys and values of two blocks with which two others compute."""
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(tmp_path, "gemma4", LAYOUTS_OF_SHARED[layout], **SHARED, full_layers="[1, 3]", full_head_dim=24)
+    hold_against_the_trace(plan, traffic=layout != "ddp")
+
+
 @pytest.mark.parametrize("layout", ["tp 2 · fsdp 2", "tp 2, whole sequences, selective"])
 @pytest.mark.matrix
 def test_biases_cost_what_their_plan_says(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

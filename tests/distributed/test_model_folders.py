@@ -153,6 +153,7 @@ ODD = (
     ("smollm3", "odd heads"),
     ("deepseek_v3", "one group"),
     ("gemma3", "odd heads, scaled positions"),
+    ("gemma4", "one shared block, odd heads"),
     ("glm4_moe", "odd heads, tied"),
 )
 
@@ -176,6 +177,7 @@ TP, FSDP, PP, EP = ("parallel.tp=2",), ("parallel.fsdp=2",), ("parallel.pp=2", "
 RING = ("parallel.cp=2", "parallel.cp.ring=2", "parallel.cp.ulysses=1")
 ULYSSES = ("parallel.cp=2", "parallel.cp.ring=1", "parallel.cp.ulysses=2")
 WHOLE = (*TP, "parallel.tp.sequence=false")
+PER_LAYER = "per-layer inputs, shared keys"
 SHARDS: dict[str, Any] = {"max_shard_size": "20KB"}
 STACKED: dict[str, Any] = {"save_original_format": False}
 # Every axis of two ranks, every form of the files, and families that have something of their own.
@@ -202,6 +204,11 @@ MORE += [
     ("minimax_m2", "odd heads, tied", (*PP, *FSDP), {}),
     ("gemma4", "plain", (*RING, *FSDP, "activation.mode=full"), SHARDS),
     ("gemma4", "no window", (*TP, *RING), {}),
+    *(("gemma4", PER_LAYER, layout, {}) for layout in (RING, ULYSSES, WHOLE, (*TP, *FSDP))),
+    ("gemma4", PER_LAYER, (*FSDP, "activation.mode=full"), SHARDS),
+    ("gemma4", PER_LAYER, (*TP, *RING, "activation.mode=selective"), {}),
+    ("gemma4", "one shared block, odd heads", FSDP, {}),
+    ("gemma4", "per-layer inputs alone, no window", (*TP, *FSDP, "activation.mode=selective"), {}),
     ("gemma4_moe", "plain", WHOLE, {}),
     ("gemma4_moe", "plain", (*PP, *EP, *FSDP), SHARDS),
     ("gemma4_moe", "odd heads", (*PP, *FSDP), {}),
@@ -501,14 +508,18 @@ TRAINED = {
 
 @pytest.mark.parametrize("how", TRAINED)
 @pytest.mark.parametrize(
-    ("family", "layout"),
-    [("gemma4", (*TP, *FSDP)), ("gemma4", RING), ("gemma4_moe", (*FSDP, *EP)), ("gemma4_moe", (*TP, *EP))],
+    ("family", "name", "layout"),
+    [
+        *(("gemma4", name, layout) for name in ("plain", PER_LAYER) for layout in ((*TP, *FSDP), RING)),
+        *(("gemma4_moe", "plain", layout) for layout in ((*FSDP, *EP), (*TP, *EP))),
+    ],
 )
 @pytest.mark.matrix
-def test_layouts_train_as_one_process_does(desk: Desk, family: str, layout: tuple[str, ...], how: str):
+def test_layouts_train_as_one_process_does(desk: Desk, family: str, name: str, layout: tuple[str, ...], how: str):
     """Losses of three steps, and the gradients of the last."""
-    folder, label = desk.folder / f"{family} {how} {layout}", f"{family}_{how}_{'_'.join(layout)}"
-    make(family, "plain", folder)
+    folder = desk.folder / f"{family} {name} {how} {layout}"
+    label = f"{family}_{len(name)}_{how}_{'_'.join(layout)}"
+    make(family, name, folder)
     more = {"params": "fp64", "settings": SETTINGS.get(family, ""), "more": TRAINED[how]}
     label = label.translate(str.maketrans(". =", "___"))
     one, two = (

@@ -19,7 +19,7 @@ from xtrain.plan.architecture import buffers, parameters
 from xtrain.plan.canonical import fingerprint
 from xtrain.plan.checkpoints import checkpoint_contents, weight_mismatches
 from xtrain.plan.serialise import dumps, from_json
-from xtrain.plan.weight_files import read_weight_files
+from xtrain.plan.weight_files import read_weight_files, stored_names
 from xtrain.planner.compile import Compiled
 from xtrain.planner.load import plan_from_spec, plan_from_text
 from xtrain.planner.review.page import render
@@ -533,6 +533,10 @@ PROPORTIONAL: dict[str, Any] = {"rope_type": "proportional", "partial_rotary_fac
     ("X433", "do not divide heads", {"attention_k_eq_v": True, "num_global_key_value_heads": 3}),
     ("X433", "is odd", {"global_head_dim": 7}),
     ("X522", "num_experts", {"enable_moe_block": True, "top_k_experts": 2, "moe_intermediate_size": 8}),
+    ("X433", "and every token has vectors", {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 20}),
+    ("X433", "of the first 1 blocks none without a window has keys", {"num_kv_shared_layers": 2}),
+    ("X433", "of the first 0 blocks none", {"num_kv_shared_layers": 3}),
+    ("X304", "layer_input", {"hidden_size_per_layer_input": -1}),
 ])  # fmt: skip
 def test_no_key_that_changes_a_gemma4_is_passed_over(folder: Folder, code: str, word: str, changes: dict[str, Any]):
     folder.config(**{**GEMMA4, **changes})
@@ -595,7 +599,7 @@ def test_the_blocks_of_a_nemotron_h_are_given(folder: Folder, said: str, changes
 def test_a_gemma4_that_is_not_native_is_computed_by_the_code_of_transformers(
     folder: Folder, changes: dict[str, Any], whole: bool
 ):
-    """Embeddings of each layer, which its class has unless a key says otherwise, and shared keys and values."""
+    """Experts with per-layer inputs, which its class has unless a key says otherwise, or with shared keys."""
 
     def family(**given: Any) -> str:
         text = {name: value for name, value in {**CONFIG, **GEMMA4, **given}.items() if value is not None}
@@ -606,8 +610,57 @@ def test_a_gemma4_that_is_not_native_is_computed_by_the_code_of_transformers(
         assert found is not None and not diagnostics.has_errors
         return found[0]
 
-    assert family() == "gemma4" and family(enable_moe_block=True) == "gemma4_moe"
-    assert family(**changes) == "transformers_code"
+    assert family() == family(**changes) == "gemma4" and family(enable_moe_block=True) == "gemma4_moe"
+    assert family(**changes, enable_moe_block=True) == "transformers_code"
+
+
+E2B: dict[str, Any] = {
+    **GEMMA4, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 300, "num_hidden_layers": 6,
+    "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "layer_types": ["sliding_attention", "full_attention"] * 3,
+}  # fmt: skip
+
+
+def test_blocks_of_a_gemma4_share_the_keys_of_the_last_ones_with_their_window(folder: Folder):
+    folder.config(**E2B)
+    plan = folder.plan('"model" { weights = none }').plan
+    assert plan is not None
+    names = {each.name: each.shape for each in plan.parameters.tensors}
+    assert names["layers.0.per_layer_inputs.table.weight"] == (300, 36)
+    ffn = names["layers.0.mlp.up_proj.weight"][0]
+    for layer in range(6):
+        attention = {name.split(".")[3] for name in names if name.startswith(f"layers.{layer}.self_attn.")}
+        assert ("k_proj" in attention) == ("k_norm" in attention) == (layer < 4)
+        assert names[f"layers.{layer}.mlp.up_proj.weight"][0] == (ffn if layer < 4 else 2 * ffn)
+    kinds = [plan.architecture.kind_of(layer).block for layer in range(6)]
+    gives = [[each.gives for each in kind.layers() if each.attends] for kind in kinds]
+    takes = [[each.takes for each in kind.layers() if each.attends] for kind in kinds]
+    assert gives == [[""], [""], ["sliding_attention"], ["full_attention"], [""], [""]]
+    assert takes == [[""], [""], [""], [""], ["sliding_attention"], ["full_attention"]]
+    stored = stored_names(plan.architecture)  # published files have keys that nothing uses
+    for tensor in ("k_proj.weight", "v_proj.weight", "k_norm.weight", "q_proj.weight"):
+        ignored = [stored.is_ignored(f"model.layers.{n}.self_attn.{tensor}", plan.architecture, ()) for n in range(6)]
+        assert ignored == [n > 3 and tensor != "q_proj.weight" for n in range(6)]
+
+
+@pytest.mark.parametrize(("changes", "layers", "said", "hint"), [
+    ({}, "", "a stage begins with layer 3, but layer 3 takes what layer 0 makes", "use pp 1"),
+    ({"hidden_size_per_layer_input": 0}, "[4, 2]", "layer 4, but layer 4 takes what layer 2 makes", "layers 1 to 2"),
+    ({"hidden_size_per_layer_input": 0}, "[2, 4]", "", ""),
+])  # fmt: skip
+def test_stages_begin_where_no_block_takes_values_of_an_earlier_stage(
+    folder: Folder, changes: dict[str, Any], layers: str, said: str, hint: str
+):
+    folder.config(**{**E2B, **changes})
+    sets = (
+        "parallel.pp=2",
+        "batch.micro=1",
+        "batch.accumulate=2",
+        *([f"parallel.pp.layers={layers}"] if layers else []),
+    )
+    compiled = folder.plan('"model" { weights = none }', *sets)
+    found = [each for each in compiled.diagnostics.errors if each.code == "X404"]
+    assert (compiled.plan is None) == bool(said)
+    assert not said or (said in found[0].message and hint in (found[0].hint or ""))
 
 
 def test_layouts_divide_the_heads_of_every_layer(folder: Folder):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from xtrain.plan.architecture import buffers
 from xtrain.plan.peft import assign_peft
 from xtrain.plan.plan import Plan
+from xtrain.plan.weight_files import stored_names
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch
 from xtrain.runtime.nn.build import DTYPES
@@ -85,7 +86,8 @@ def run_of(plan: Plan, folder: Path, trained: dict[str, Tensor] | None = None) -
     with BaseWeights.of(plan, folder, torch.device("cpu")) as base:
         digest = base.digest
     stored = load_file(folder / "base" / "model.safetensors")
-    found |= {each.name: stored[f"model.{each.name}"] for each in buffers(plan.architecture)}
+    names = stored_names(plan.architecture)
+    found |= {each.name: stored[names.of(each)[0][0].name] for each in buffers(plan.architecture)}
     save(plan, directory, found, base_content=digest)
     return directory
 

@@ -87,6 +87,10 @@ GEMMA4: Final = {
     "use_bidirectional_attention": "vision", "use_cache": True, "use_double_wide_mlp": False, "vocab_size": 262144,
     "vocab_size_per_layer_input": 262144,
 }  # fmt: skip
+GEMMA4_INPUTS: Final = {  # what only E2B and E4B have
+    "attention_k_eq_v": False, "hidden_size_per_layer_input": 256, "sliding_window": 512,
+    "use_bidirectional_attention": None,
+}  # fmt: skip
 GEMMA4_PARTS: Final = (  # keys that Gemma 4 12B does not have
     *("enable_moe_block", "hidden_size_per_layer_input", "moe_intermediate_size", "num_experts", "top_k_experts"),
     "vocab_size_per_layer_input",
@@ -150,6 +154,14 @@ def gemma4_vision(dim: int) -> int:
     patches = 3 * 16**2 * width + 2 * 10_240 * width
     block = 4 * width * width + 3 * width * ffn + 4 * width + 2 * 72
     return patches + layers * block + 2 * width + width * dim
+
+
+def gemma4_senses(dim: int, heads: int, local: int, full: int) -> int:
+    """Parameters of Gemma 4 E2B and E4B beside those that compute texts: both towers, as many as transformers' classes
+    have, their projections to `dim`, and keys and values of `local` blocks with and `full` without the window that
+    use shared ones."""
+    towers = 167_364_608 + 304_824_608 + (768 + 1536) * dim
+    return towers + sum(count * (2 * heads * width * dim + width) for count, width in ((local, 256), (full, 512)))
 
 
 def qwen_vision(dim: int) -> int:
@@ -345,6 +357,16 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
                 "num_attention_heads": 16, "num_global_key_value_heads": 1, "num_hidden_layers": 48,
                 "num_key_value_heads": 8, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8}},
         11_907_350_320),
+    "Gemma-4-E2B, text": ({**GEMMA4_IMAGES, "text_config": {**GEMMA4, **GEMMA4_INPUTS, "hidden_size": 1536,
+                "intermediate_size": 6144, "num_attention_heads": 8, "num_hidden_layers": 35, "num_key_value_heads": 1,
+                "num_kv_shared_layers": 20, "use_double_wide_mlp": True,
+                "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7}},
+        5_123_178_051 - gemma4_senses(1536, 1, 16, 4)),
+    "Gemma-4-E4B, text": ({**GEMMA4_IMAGES, "text_config": {**GEMMA4, **GEMMA4_INPUTS, "hidden_size": 2560,
+                "intermediate_size": 10240, "num_attention_heads": 8, "num_hidden_layers": 42, "num_key_value_heads": 2,
+                "num_kv_shared_layers": 18,
+                "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 7}},
+        7_996_156_490 - gemma4_senses(2560, 2, 15, 3)),
     "OLMoE-1B-7B": ({"architectures": ["OlmoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
             "clip_qkv": None, "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 2048,
             "initializer_range": 0.02, "intermediate_size": 1024, "max_position_embeddings": 4096,

@@ -50,6 +50,16 @@ GEMMA4 = {
     "hidden_size_per_layer_input": 0, "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"],
     "rope": {"rope_type": "proportional", "partial_rotary_factor": 0.5}, "rope_theta": 500.0,
 }  # fmt: skip
+GEMMA4_E = {  # as Gemma 4 E2B has it
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "attention_k_eq_v": False,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 12,
+    "rms_norm_eps": 1e-2,
+    "vocab_size_per_layer_input": 264,
+}
 GEMMA4_UNIFIED = {name: value for name, value in GEMMA4.items() if name != "hidden_size_per_layer_input"}
 GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
 MAMBA = {
@@ -295,6 +305,14 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"], "attention_bias": True},
         "no window": {**GEMMA4, "layer_types": ["full_attention"] * 2, "num_global_key_value_heads": None,
             "rope": {"rope_type": "default"}, "tied": True},
+        "per-layer inputs, shared keys": {**GEMMA4, **GEMMA4_E, "tied": True},
+        "one shared block, odd heads": {**GEMMA4, **GEMMA4_E, "hidden_size": 36, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "head_dim": 10, "global_head_dim": 6, "sliding_window": 2,
+            "hidden_size_per_layer_input": 7, "vocab_size_per_layer_input": 300, "attention_bias": True,
+            "num_hidden_layers": 3, "num_kv_shared_layers": 1, "use_double_wide_mlp": False,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"], "final_logit_softcapping": 2.0},
+        "per-layer inputs alone, no window": {**GEMMA4, "layer_types": ["full_attention"] * 2,
+            "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 270, "tied": True},
     },
     "gemma4_unified": {
         "plain": {**GEMMA4_UNIFIED, "num_hidden_layers": 3, "layer_types": None, "tied": True},
@@ -502,7 +520,9 @@ def in_our_names(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Ite
             name = re.sub(r"(?<=\.)\w+_layernorm", lambda norm: GLM4_NORMS.get(norm[0], norm[0]), name)
         if model.config.model_type.startswith("gemma4"):
             name = re.sub(
-                r"(?<=\d\.)(experts\.|router\.|pre_feedforward_layernorm_2\.|layer_scalar).*", _of_gemma4, name
+                r"(?<=\d\.)(experts\.|router\.|pre_feedforward_layernorm_2\.|layer_scalar|per_layer_).*",
+                _of_gemma4,
+                GEMMA4_INPUTS.get(name, name),
             )
         if ".linear_attn." in name:
             yield from _of_delta_net(name, value, model.config)
@@ -522,9 +542,20 @@ def in_our_names(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Ite
             yield name, value
 
 
+GEMMA4_INPUTS = {
+    "embed_tokens_per_layer.weight": "layers.0.per_layer_inputs.table.weight",
+    "per_layer_model_projection.weight": "layers.0.per_layer_inputs.projection.weight",
+    "per_layer_projection_norm.weight": "layers.0.per_layer_inputs.norm.weight",
+}
+
+
 def _of_gemma4(name: re.Match[str]) -> str:
     """Name in xtrain of a tensor of a block."""
+    if name[0].startswith("per_layer_inputs."):
+        return name[0]
     names = {
+        "per_layer_input_gate.weight": "per_layer_input.gate.weight",
+        "per_layer_projection.weight": "per_layer_input.projection.weight",
         "layer_scalar": "layer_scalar.factor",
         "router.proj.weight": "moe.gate.weight",
         "router.scale": "moe.gate.norm.weight",

@@ -93,6 +93,7 @@ CACHED = {
     "deepseek_v3": "biased, scaled by yarn",
     "mistral": "windows of two, wide heads",
     "gemma3": "odd heads, scaled positions",
+    "gemma4": "per-layer inputs, shared keys",
     "gemma4_moe": "all experts a token, tied",
     "gpt_oss": "odd heads",
     "qwen3_next": "odd heads",

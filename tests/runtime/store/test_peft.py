@@ -39,6 +39,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "beside an embedding that is the head": ("llama", "odd heads, tied",
         {"r": 2, "target_modules": ["v_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
     "of the head": ("qwen3", "plain", {"r": 3, "lora_alpha": 5, "target_modules": ["k_proj", "lm_head"]}),
+    "per-layer inputs": ("gemma4", "per-layer inputs, shared keys",
+        {"r": 2, "lora_alpha": 8, "target_modules": "all-linear"}),
     "beside a head": ("qwen3", "plain", {"r": 2, "target_modules": ["k_proj"], "modules_to_save": ["lm_head"]}),
 }  # fmt: skip
 
@@ -59,7 +61,9 @@ def made(family: str, name: str, asked: dict[str, Any], folder: Path, *, with_he
     return model
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.matrix if name == "per-layer inputs" else ()) for name in CASES]
+)
 def test_an_adapter_of_peft_is_exported_as_it_was_and_merged_as_there(tmp_path: Path, name: str, capsys):
     family, model, asked = CASES[name]
     reference = made(family, model, asked, tmp_path)

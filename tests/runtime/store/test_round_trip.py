@@ -229,11 +229,16 @@ def test_the_text_of_a_model_with_images_is_a_model(
     assert (ours - of_whole).abs().max() < 1e-5 * theirs.abs().max()
 
 
-@pytest.mark.parametrize("family", ["gemma4_moe", pytest.param("gemma4", marks=pytest.mark.matrix)])
-def test_the_text_of_a_gemma4_with_images_is_a_model(tmp_path: Path, family: str):
+@pytest.mark.parametrize(("family", "name"), [
+    ("gemma4_moe", "plain"),
+    pytest.param("gemma4", "plain", marks=pytest.mark.matrix),
+    pytest.param("gemma4", "per-layer inputs, shared keys", marks=pytest.mark.matrix),
+])  # fmt: skip
+def test_the_text_of_a_gemma4_with_images_is_a_model(tmp_path: Path, family: str, name: str):
+    """Published files of E2B and E4B also have keys and values of blocks that use shared ones."""
     from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 
-    text = make(family, "plain", tmp_path / "text")
+    text = make(family, name, tmp_path / "text")
     vision: Any = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
               "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 4}  # fmt: skip
     whole = Gemma4ForConditionalGeneration(Gemma4Config(text_config=text.config, vision_config=vision))
@@ -242,6 +247,9 @@ def test_the_text_of_a_gemma4_with_images_is_a_model(tmp_path: Path, family: str
     assert {name.split(".")[1] for name in stored(tmp_path / "whole")} == {
         "embed_vision", "language_model", "vision_tower"
     }  # fmt: skip
+    start = "model.language_model.layers.3.self_attn"
+    idle = {f"{start}.{each}.weight": torch.ones(3) for each in ("k_proj", "v_proj", "k_norm")}
+    save_file({**stored(tmp_path / "whole"), **(idle if name != "plain" else {})}, tmp_path / "whole/model.safetensors")
     exported(tmp_path / "whole", tmp_path / "out")
     assert config_of(tmp_path / "out") == config_of(tmp_path / "text")
     before, after = stored(tmp_path / "text"), stored(tmp_path / "out")
