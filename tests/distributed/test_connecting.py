@@ -1,11 +1,13 @@
 """Ranks of large worlds connect where they first need each other; here four ranks do that, as 128 and more would."""
 
+import pytest
 from topologies import BY_NAME
 from trials import TOLERANCE, gaps
 
 from xtrain.planner.graph import graph
 
 
+@pytest.mark.matrix
 def test_ranks_that_connect_as_they_need_each_other_compute_the_same(lab, monkeypatch):
     topology = BY_NAME["pp 2 · fsdp 2, ramp (moe)"]
     trial = topology.trial("fp64", shallow=True)

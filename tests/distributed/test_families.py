@@ -11,7 +11,8 @@ from xtrain.planner.load import plan_from_path
 CUT = ("parallel.tp=2", "batch.micro=2")
 
 
-@pytest.mark.parametrize("layout", [CUT, pytest.param((*CUT, "parallel.fsdp=2"), marks=pytest.mark.matrix)])
+@pytest.mark.matrix  # by default a family of a user is trained: test_own_families.py
+@pytest.mark.parametrize("layout", [CUT, (*CUT, "parallel.fsdp=2")])
 def test_a_layout_trains_an_installed_family_as_one_process_does(
     layout: tuple[str, ...], lab: Laboratory, project: Project, monkeypatch: pytest.MonkeyPatch
 ):

@@ -431,12 +431,12 @@ ALONE = "collate=to_tensor -> flatten -> shift_tokens -> pack(single)"
 # Type of a model that transformers computes, and its layout.
 CODE = [
     ("qwen3_moe", (*FSDP, "activation=full")),
-    ("gemma2", RING),  # windows, capped scores
     ("olmo3", ULYSSES),
-    ("phi3", (*WHOLE, "activation=full")),  # matrices whose outputs are gathered
-    ("olmoe", (*FSDP, *EP, "activation=full")),
 ]
 MORE_CODE = [
+    ("gemma2", RING),  # windows, capped scores
+    ("phi3", (*WHOLE, "activation=full")),  # matrices whose outputs are gathered
+    ("olmoe", (*FSDP, *EP, "activation=full")),
     ("llama", (*FSDP, "activation=full")),
     ("llama", PP),
     ("gpt2", PP),  # a table of positions before the layers

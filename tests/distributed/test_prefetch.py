@@ -41,11 +41,11 @@ def test_a_layout_costs_what_its_plan_says(topology: Topology, tmp_path):
     hold_against_the_trace(plan_of(tmp_path, topology, params="fp32"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("topology", "asked"), [
-    pytest.param(MORE[0], ["layers.0", "layers.1"], marks=pytest.mark.matrix),
+    (MORE[0], ["layers.0", "layers.1"]),
     (Topology(fsdp=2), []),
-    pytest.param(Topology(fsdp=4, ep=2, model="moe"),
-        ["layers.0", "layers.0.mlp.experts", "layers.1", "layers.1.mlp.experts"], marks=pytest.mark.matrix),
+    (Topology(fsdp=4, ep=2, model="moe"), ["layers.0", "layers.0.mlp.experts", "layers.1", "layers.1.mlp.experts"]),
     (ORDINARY[0], ["layers.0", "layers.0.mlp.experts", "layers.1.mlp.experts"]),
 ], ids=["dense", "dense, late", "experts", "experts, recomputed"])  # fmt: skip
 def test_units_ask_for_the_next_one(topology, asked, tmp_path, monkeypatch):

@@ -59,6 +59,7 @@ def test_a_layout_compares_with_what_one_process_does(lab: Laboratory, layout: s
         assert ours == pytest.approx(theirs, rel=limit, abs=limit)
 
 
+@pytest.mark.matrix
 def test_a_fixed_point_is_another_loss(lab: Laboratory):
     trial = trial_of(lab, ORDINARY[0])
     fixed = evolve(trial, more=trial.more.replace("reference_point = estimated, ", ""))

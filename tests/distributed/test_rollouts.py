@@ -286,6 +286,7 @@ def test_several_steps_learn_from_the_same_completions(lab: Laboratory, name: st
     assert samples(moved) == samples(whole)[3:] and gaps(alike, whole).worst < limit
 
 
+@pytest.mark.matrix
 def test_the_reference_is_the_model_that_the_run_begins_with(lab: Laboratory):
     """Under an adapter that adds nothing at first that is the model without it, which is computed another way."""
     trial = sampled_trial(lab, Topology())

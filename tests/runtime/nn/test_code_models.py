@@ -427,7 +427,7 @@ def test_planned_flops_are_those_of_its_code(kind: str, mixes: bool, tmp_path: P
 
 @pytest.mark.parametrize(("kind", "keys", "vectors"), [
     slow("gpt_oss", {}, {"gate_up_proj_bias", "down_proj_bias"}),
-    ("cohere", KEYS["cohere"], {"q_norm.weight", "k_norm.weight"}),
+    slow("cohere", KEYS["cohere"], {"q_norm.weight", "k_norm.weight"}),
 ])  # fmt: skip
 def test_biases_of_experts_and_norms_of_heads_do_not_decay(
     kind: str, keys: dict[str, Any], vectors: set[str], tmp_path: Path
