@@ -16,6 +16,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
+    from lean_forks import SmallServer
     from trials import Laboratory
 
 # While modules are loaded and tests are collected next to nothing becomes garbage: a fifth of that time.
@@ -250,3 +251,16 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Laboratory"]:
 
     with ForkedRanks() as ranks:
         yield Laboratory.open(tmp_path_factory.mktemp("lab"), ranks)
+
+
+@pytest.fixture(scope="session")
+def small_server() -> "SmallServer":
+    from lean_forks import SmallServer
+
+    return SmallServer()
+
+
+@pytest.fixture
+def lean_forks(small_server: "SmallServer", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork bounded functions, such as templates, from a process that has little memory."""
+    small_server.install(monkeypatch)

@@ -265,7 +265,6 @@ mixture { lines = 0.5, sums = 0.5 }
 batch { sequence = 64, micro = 2, rows = 8 }
 optimizer adamw { lr = 1e-2 }
 scheduler cosine { warmup = 10%, floor = 10% }
-parallel { fsdp 2 }
 every 1 step log
 every 12 steps checkpoint
 checkpoint { keep = none }

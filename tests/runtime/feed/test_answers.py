@@ -31,6 +31,8 @@ from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
 from xtrain.runtime.feed.tokenizing.store_writer import StoreWriter
 from xtrain.runtime.feed.tokenizing.workers import encode_unit
 
+pytestmark = pytest.mark.usefixtures("lean_forks")
+
 PAIRS = {"form": "preference", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "template": "chatml"}
 INSIDE = PAIRS | {"prompt": None}
 TEXTS = INSIDE | {"template": "auto"}

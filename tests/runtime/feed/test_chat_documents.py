@@ -19,6 +19,8 @@ from xtrain.runtime.feed.chat.template import TEMPLATES
 from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
 from xtrain.runtime.feed.records import BadRecord, SourceRecord
 
+pytestmark = pytest.mark.usefixtures("lean_forks")
+
 SPECIAL = [
     "<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>",
     "<|eot_id|>",
@@ -314,6 +316,7 @@ def test_templates_that_are_not_there(chat_tokenizer: MakeTokenizer, tmp_path: P
 
 
 def test_a_conversation_of_endless_text_is_reported(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()  # a fork of this process knows what follows
     monkeypatch.setattr("xtrain.runtime.feed.chat.writer.LONGEST_CONVERSATION", 100)
     found = encode([TALK[1], {"role": "assistant", "content": "a" * 100}], ByteTokenizer(), template="chatml")
     assert found == BadRecord(origin="here", reason="a conversation of more than 100 characters")

@@ -11,6 +11,8 @@ from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
 from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, Unusable
 from xtrain.runtime.feed.sources.fields import taker
 
+pytestmark = pytest.mark.usefixtures("lean_forks")
+
 # Roles that it does not know are left out, as are reasoning of earlier turns and text beside a call.
 PARTIAL = """
 {%- if tools %}{% for t in tools %}{{ t.function.name }};{% endfor %}{% endif -%}

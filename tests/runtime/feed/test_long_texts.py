@@ -16,6 +16,8 @@ from xtrain.components.tokenizers import folder_run
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.runtime.feed.tokenizers import Placed, joined
 
+pytestmark = pytest.mark.usefixtures("lean_forks")
+
 WORDS = [
     "the", "tokens", "of", "a", "text", "are", "those", "wholes", "  ", "\n\n\n", "é", "\t", "12345", "don't",
     "aaaaaaaa",

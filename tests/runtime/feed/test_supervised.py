@@ -12,6 +12,8 @@ from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, Unusable
 from xtrain.runtime.feed.sources.fields import taker
 from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
 
+pytestmark = pytest.mark.usefixtures("lean_forks")
+
 CHAT = {"form": "chat", "messages": "messages", "template": "chatml", "train_on": "assistant"}
 ALPACA = {
     "form": "instruction", "prompt": "instruction", "response": "output", "input": "input", "template": "chatml",
