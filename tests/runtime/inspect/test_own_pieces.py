@@ -46,6 +46,7 @@ def test_fsdp_has_its_own_again_behind_it():
     assert vars(_fsdp_param)["_chunk_with_empty"] is _chunk_with_empty
 
 
+@pytest.mark.matrix
 def test_what_fsdp_exchanges_is_not_cut_for_every_rank_and_costs_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = plan_from_text(EXPERTS, "s.xtrain", [], world=64).plan

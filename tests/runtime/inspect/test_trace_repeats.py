@@ -50,6 +50,7 @@ def pipeline(schedule, microbatches, *sets, **axes):
     return partial(plan_of, topology=Topology(sets=(*SCHEDULES[schedule], *layers, *sets), **sizes), params="fp32")
 
 
+@pytest.mark.matrix
 def test_ranks_of_a_pipeline_run_what_differs_and_count_the_rest(tmp_path, monkeypatch):
     plan, shared = pipeline("1f1b", 8)(tmp_path), Shared()
     ran = computed(monkeypatch)
@@ -103,6 +104,7 @@ def test_what_an_earlier_microbatch_has_done_is_held_against_the_next(tmp_path, 
         traced(plan, 0)
 
 
+@pytest.mark.matrix
 def test_shapes_that_dtensor_works_out_take_no_memory(tmp_path, monkeypatch):
     """It calls every operator once with tensors of whole shapes: a second trace would not see them."""
     plan = plan_of(tmp_path, Topology(tp=2, fsdp=2, accumulate=1), params="fp32")

@@ -302,6 +302,7 @@ def planned(arch) -> Any:
     return SimpleNamespace(architecture=arch, node=lambda name: SimpleNamespace(args={"rows": ROWS}))
 
 
+@pytest.mark.slow
 def test_sum_and_activation_of_experts_compile_to_the_same_numbers():
     """As Inductor gets them, for any number of rows, forward and backward, to 1e-6."""
     torch._dynamo.reset()

@@ -189,6 +189,7 @@ def test_a_server_has_nothing_to_prove(plan):
     assert "X741" in refused.stderr and "a server spec has no training step to prove" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_terminated_proof_leaves_nothing(plan, tmp_path):
     planned(axes="fsdp 2")
     folder = tmp_path / "temporary"
