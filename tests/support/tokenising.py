@@ -17,20 +17,33 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from xtrain.runtime.feed import digests
-from xtrain.runtime.feed.documents import TokenDocument
+from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
 from xtrain.runtime.feed.prepared import build_store
-from xtrain.runtime.feed.records import BadRecord
+from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, Unusable
+from xtrain.runtime.feed.sources.fields import taker
 from xtrain.runtime.feed.sources.source import DataSource, open_source
+from xtrain.runtime.feed.tokenizers import TextTokenizer
 from xtrain.runtime.feed.tokenizing import tokenize as tokenise
 from xtrain.runtime.feed.tokenizing import tokenize as tokenise_claims
 
 # Small files that a killed process leaves, which are swept when they are old.
 LITTER = (".partial-", ".claim-", "files.json")
 CALLS = ("write", "fsync", "ftruncate", "rename", "replace", "unlink", "mkdir", "rmdir")
+
+
+def made(fields: dict[str, Any], reads: dict[str, Any], tokenizer: TextTokenizer) -> TokenDocument | str:
+    """Return the document of a record, or why there is none."""
+    content = taker(Reads.of(reads))(fields)
+    if isinstance(content, Unusable):
+        return content.reason
+    (found,) = DocumentEncoder(tokenizer, reads).encode([SourceRecord(content, "here")])
+    assert not isinstance(found, tuple)
+    return found.reason if isinstance(found, BadRecord) else found
 
 
 class BytesEncoder:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_chat_model import SPECIALS, WORDS
+from tokenising import made
 
-from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
-from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, Unusable
-from xtrain.runtime.feed.sources.fields import settings_for, taker
+from xtrain.runtime.feed.documents import TokenDocument
+from xtrain.runtime.feed.sources.fields import settings_for
 from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
 
 TEMPLATE = """\
@@ -152,16 +152,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tokenizer(folder: Path) -> TextTokenizer:
     return load_tokenizer(str(folder), folder.parent)
-
-
-def made(fields: dict[str, Any], reads: dict[str, Any], tokenizer: TextTokenizer) -> TokenDocument | str:
-    """The document of a record, or why there is none."""
-    content = taker(Reads.of(reads))(fields)
-    if isinstance(content, Unusable):
-        return content.reason
-    (found,) = DocumentEncoder(tokenizer, reads).encode([SourceRecord(content, "here")])
-    assert not isinstance(found, tuple)
-    return found.reason if isinstance(found, BadRecord) else found
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenising import made
 
-from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
-from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, Unusable
-from xtrain.runtime.feed.sources.fields import taker
+from xtrain.runtime.feed.documents import TokenDocument
 from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("lean_forks")
@@ -30,16 +29,6 @@ CALLS = """{%- if tools %}{{ tools | tojson }}|{% endif -%}
 @pytest.fixture(scope="module")
 def tokenizer() -> TextTokenizer:
     return load_tokenizer("bytes", Path.cwd())
-
-
-def made(fields: dict[str, Any], reads: dict[str, Any], tokenizer: TextTokenizer) -> TokenDocument | str:
-    """The document of a record, or why there is none."""
-    content = taker(Reads.of(reads))(fields)
-    if isinstance(content, Unusable):
-        return content.reason
-    (found,) = DocumentEncoder(tokenizer, reads).encode([SourceRecord(content, "here")])
-    assert not isinstance(found, tuple)
-    return found.reason if isinstance(found, BadRecord) else found
 
 
 def predicted(document: TokenDocument | str, tokenizer: TextTokenizer) -> str:
