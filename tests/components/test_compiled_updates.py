@@ -100,7 +100,7 @@ CASES = {
     "sgd, rounded at random": (sgd, torch.bfloat16, True, {}),
 }
 
-LONG = ("adamw, moments in bf16", "adamw8bit, rounded at random", "lion", "muon")
+SHORT = ("adamw, cautious decay", "muon, updates divided by neurons", "schedule_free")
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def decomposed(monkeypatch):
 
 @pytest.mark.usefixtures("decomposed")
 @pytest.mark.parametrize(
-    "name",  # 8-bit moments compile for seconds: by default without rounding; other optimizers with all they can have
-    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CASES],
+    "name",  # most compile for seconds
+    [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in CASES],
 )
 def test_compiled_updates_have_the_numbers_of_plain_ones(name):
     """To 1e-6 in fp32; rounded numbers are the same but for those at the limit between two, of which one in 65,536
