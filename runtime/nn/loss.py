@@ -242,10 +242,17 @@ def statistics_of(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[
         every_TV, labels_at = logits_TV, position_T
         if tensor is not None:
             every_TV, labels_at = gathered(logits_TV, head), labels_T.clamp(min=0)
-        lse_T = torch.logsumexp(every_TV, dim=-1)
         label_T = every_TV.gather(1, labels_at[:, None])[:, 0]
         if "mean_logprob_T" in reads:
             mean_T = every_TV.mean(-1)
+        if tensor is None and "entropy_T" not in reads:  # `logsumexp` would need as many bytes again
+            top_T = logits_TV.amax(-1)
+            softmax_TV = logits_TV.sub_(top_T[:, None]).exp_()
+            sum_T = softmax_TV.sum(-1)
+            lse_T = sum_T.log() + top_T
+            softmax_TV.div_(sum_T[:, None])
+            return Statistics(lse_T, label_T, mean_T, None, softmax_TV, None, position_T, own_T)
+        lse_T = torch.logsumexp(every_TV, dim=-1)
         if "entropy_T" in reads:
             below_TV = every_TV - lse_T[:, None]
             entropy_T = -below_TV.exp().mul_(below_TV).sum(-1)

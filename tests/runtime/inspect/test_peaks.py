@@ -60,11 +60,13 @@ checkpoint {{ keep = none }}
 hook begin
 hook end
 """
-# Type → whether it packs documents: factors, norms after layers, one matrix for queries, keys and values, experts,
-# windows and caps, recurrences. Their chunks of the loss are small beside their layers, as in large models: torch's
-# logsumexp needs one chunk more than the plan counts.
+# Type → whether it packs documents: factors, norms after layers, one matrix for queries, keys and values, absolute
+# positions; experts; latent attention; windows and caps; recurrences, alone and with attention.
 KINDS = {
-    "granite": True, "olmo3": True, "phi3": True, "glm4_moe": True, "gemma2": True, "mamba": False, "bamba": False,
+    "granite": True, "olmo3": True, "phi3": True, "gpt2": True,
+    "glm4_moe": True, "qwen3_moe": True, "mixtral": True, "deepseek_v3": True,
+    "gemma2": True, "cohere2": True,
+    "mamba": False, "bamba": False, "nemotron_h": False, "falcon_h1": False,
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from attrs import evolve
 from packed_rows import T, head, inputs
 from ranks import on_ranks
+from torch.profiler import ProfilerActivity, profile
 
 from xtrain.runtime.base.collectives import shared
 from xtrain.runtime.nn import loss
@@ -41,6 +42,17 @@ def test_every_chunk_size_gives_the_plain_loss(per_chunk, z_weight, cap):
     assert torch.allclose(terms.cross_entropy, cross_entropy, rtol=1e-13)
     assert torch.allclose(ours[0], hidden.grad, atol=1e-13)
     assert torch.allclose(ours[1], weight.grad, atol=1e-13)
+
+
+def test_statistics_take_no_memory_beside_the_logits():
+    """`torch.logsumexp` would take as much again, which plans do not count."""
+    logits_TV, labels_T = torch.randn(64, 1000), torch.arange(64)
+    wanted_T, bytes_of = logits_TV.logsumexp(-1), logits_TV.nbytes
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        stats = loss.statistics_of(logits_TV, labels_T, head(0.0, 64), ())
+    largest = max(event.self_cpu_memory_usage for event in seen.events())
+    assert largest < bytes_of / 50 and stats.softmax_TV is logits_TV
+    torch.testing.assert_close(stats.lse_T, wanted_T, rtol=1e-6, atol=0)
 
 
 def each(hidden, weight, labels, cap=None):
