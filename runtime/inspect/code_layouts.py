@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xtrain.runtime.inspect.small_model import POSITIONS, by_kernels, ids_of, kernel_of, same
+from xtrain.runtime.inspect.small_model import POSITIONS, by_kernels, ids_of, kernel_of, same, shows
 from xtrain.runtime.nn.attention import by_document
 from xtrain.runtime.nn.attention_blocks import Scores
 from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache
@@ -165,9 +165,9 @@ def layouts(
             [{"window": window, "scale": scale, "cap": cap}, sinks]
             for window, scale, cap, sinks in sorted(scores, key=str)
         ],
-        "caches": "kernels" if kernels and all(len(ops) == 1 for ops in of_layers) and caches(tiny) else "",
-        "spread": kernels and linear and even and all(map(len, of_layers)) and spreads(tiny),
-        "stages": before is not None and items is not None and is_cut(tiny, before, items),
+        "caches": "kernels" if kernels and all(len(ops) == 1 for ops in of_layers) and shows(caches, tiny) else "",
+        "spread": kernels and linear and even and all(map(len, of_layers)) and shows(spreads, tiny),
+        "stages": before is not None and items is not None and shows(is_cut, tiny, before, items),
         "before": sorted(before or ()),
         "items": items or 0,
     }

@@ -29,10 +29,11 @@ from xtrain.runtime.inspect.code_ranks import computes_spread, confirmed_cuts
 from xtrain.runtime.inspect.small_model import (
     POSITIONS,
     gathered_matrices,
+    is_causal,
     keeps_documents_apart,
     measured_logits,
     reward_class,
-    sees_later,
+    shows,
     small,
     wrong_buffer,
 )
@@ -254,14 +255,14 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         raise UnknownCode(
             f"`{buffer}` of {code.title} is in no file, and cannot be computed again", "use another model"
         )
-    if sees_later(tiny):
+    if not shows(is_causal, tiny):
         raise UnknownCode(
             f"{code.title} with this config sees later tokens: it predicts no next token", "use another model"
         )
     logits = measured_logits(tiny)
     if logits is None:
         raise UnknownCode(f"the logits of {code.title} are no product of its head", "use another model")
-    kernels = attends_by_kernels(tiny)
+    kernels = shows(attends_by_kernels, tiny)
     routed, small_routed = experts_of(code), experts_of(tiny)
     shown = None if routed is None or small_routed is None else measured_experts(tiny, small_routed)
     routed, small_routed = (None, None) if routed is None or shown is None else ({**routed, **shown}, small_routed)
@@ -301,7 +302,7 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": counted(config, ("head_dim",), max(1, code.head.in_features // heads)),
     }
     layouts_of = layouts(tiny, kinds, attention, kernels=kernels)
-    packs = keeps_documents_apart(tiny, kernels=kernels)
+    packs = shows(keeps_documents_apart, tiny, kernels=kernels)
     if not layouts_of["caches"] and packs and getattr(cls, "_supports_sdpa", False):
         layouts_of["caches"] = "own"  # transformers' attention, written out, gives NaN for rows that begin with padding
     return {

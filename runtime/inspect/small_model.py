@@ -6,7 +6,7 @@ and whether a position sees later ones. Others decide what else may be done with
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final
@@ -185,6 +185,16 @@ def same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * largest))
 
 
+def shows(measure: Callable[..., bool], code: CodeModel, *given: Any, **more: Any) -> bool:
+    """Return True if a small model shows what `measure` looks for, in fp32 or else in fp64: where routers nearly tie,
+    rounding chooses other experts."""
+    if measure(code, *given, **more):
+        return True
+    with suppress(Exception):  # code that computes in fp32 alone
+        return measure(CodeModel(copy.deepcopy(code.model).double()), *given, **more)
+    return False
+
+
 @torch.no_grad()
 def measured_logits(code: CodeModel) -> dict[str, Any] | None:
     """Return how logits follow from the head's product: {}, {"scale": x} or {"cap": x}; None if in no such way."""
@@ -266,12 +276,12 @@ def wrong_buffer(code: CodeModel) -> str | None:
 
 
 @torch.no_grad()
-def sees_later(code: CodeModel) -> bool:
-    """Return True if a position's hidden state depends on later tokens: the model is no causal language model."""
+def is_causal(code: CodeModel) -> bool:
+    """Return True if no position's hidden state depends on later tokens."""
     ids_BS = ids_of(code, POSITIONS)
     other_BS = torch.cat((ids_BS[:, :32], ids_BS[:, 32:].flip(1)), 1)
     one, other = (code.hidden(each)[:, :32] for each in (ids_BS, other_BS))
-    return not same(one, other)
+    return same(one, other)
 
 
 # What surrounds training ---------------------------------------------------------------------------------------------

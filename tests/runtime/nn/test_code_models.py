@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -22,10 +23,12 @@ from xtrain.blocks.code_layer import CodeLayer
 from xtrain.dsl.checking import model_code
 from xtrain.planner.load import plan_from_text
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX
+from xtrain.runtime.inspect import small_model
+from xtrain.runtime.inspect.code_layouts import attends_by_kernels
 from xtrain.runtime.inspect.code_ranks import _on_two_ranks
 from xtrain.runtime.inspect.trace import trace_plan
 from xtrain.runtime.nn.code_transformer import CodeTransformer
-from xtrain.runtime.nn.model_code import UnknownCode
+from xtrain.runtime.nn.model_code import CodeModel, UnknownCode
 from xtrain.runtime.sampling.text_generator import Prompts
 from xtrain.runtime.store.adapter_export import export_of
 
@@ -271,7 +274,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize(("config", "word"), [
+UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "nonsense"}, "no model type 'nonsense'"),
     ({"model_type": "nonsense", "auto_map": {"AutoModelForCausalLM": "code.Model"}}, "no model type 'nonsense'"),
     ({"model_type": "nonsense", "transformers_version": "9.1.0"}, "of transformers 9.1.0"),
@@ -296,7 +299,10 @@ SMALL = {
     ({"model_type": "rembert", **SMALL, "is_decoder": True}, "narrower than its layers"),
     ({"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 16}, "table of 16 positions"),
     ({"model_type": "cpmant", **SMALL, "dim_head": 8, "dim_ff": 48}, "1,344 rows"),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "word"), UNUSABLE)
 def test_code_that_cannot_be_used(config: dict[str, Any], word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr("xtrain.runtime.inspect.model_code.traces")  # it is refused before its layers are traced
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -311,19 +317,39 @@ def test_an_old_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert code == "X529" and "4.57.1 is too old" in text and "pip install" in text
 
 
-def test_a_plan_of_bad_input_has_no_torch(tmp_path: Path):
-    (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
-    spec = SPEC.format(model=f'"{tmp_path}" {{ weights = none }}', tokenizer="bytes", params="fp32", more="")
-    (tmp_path / "bad.xtrain").write_text(spec)
-    script = (
-        "import sys; from xtrain.cli.main import main; from xtrain.dsl.checking import model_code\n"
-        "def refuse(*given): raise model_code.CodeUnusable('no model type', '')\n"  # instead of a process of its own
-        "model_code._inspected = refuse; code = main(['plan', sys.argv[1]]); "
-        "assert 'torch' not in sys.modules; sys.exit(code)"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "bad.xtrain")], capture_output=True, text=True)
-    assert "X529" in done.stdout + done.stderr and "no model type" in done.stdout + done.stderr
-    assert "AssertionError" not in done.stderr and done.returncode
+PLANS = """
+import sys
+from xtrain.cli.main import main
+from xtrain.dsl.checking import model_code
+
+if {fake}:  # instead of a process of its own
+    def refuse(*given):
+        raise model_code.CodeUnusable("no model type 'nonsense'", "")
+    model_code._inspected = refuse
+codes = [main(["plan", path]) for path in sys.argv[1:]]
+assert "torch" not in sys.modules and "transformers" not in sys.modules and all(codes)
+"""
+
+
+@pytest.mark.parametrize(
+    "rows", [UNUSABLE[:1], pytest.param(UNUSABLE, marks=pytest.mark.slow)], ids=("one", "in child processes")
+)
+def test_plans_of_bad_input_have_no_torch(rows: list[tuple[dict[str, Any], str]], tmp_path: Path):
+    specs = []
+    for number, (config, _) in enumerate(rows):
+        (folder := tmp_path / str(number)).mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        model = f'"{folder}" {{ weights = none, code = transformers }}'
+        specs.append(folder / "bad.xtrain")
+        specs[-1].write_text(SPEC.format(model=model, tokenizer="bytes", params="fp32", more=""))
+    script, environment = PLANS.format(fake=len(rows) == 1), {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", script, *map(str, specs)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert not done.returncode, done.stderr
+    said = re.split(r"(?=error\[X\d+\])", done.stdout + done.stderr)[1:]
+    assert len(said) == len(rows)
+    for text, (_, word) in zip(said, rows, strict=True):
+        assert text.startswith("error[X529]") and word in " ".join(text.split()), text
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -439,3 +465,12 @@ def test_biases_of_experts_and_norms_of_heads_do_not_decay(
         found = [each for each in of_layer if not each.decays]
         assert len(found) == len(vectors) and all(each.name.endswith(tuple(vectors)) for each in found)
         assert len(of_layer) > len(found) and not any(each.is_matrix for each in found)
+
+
+def test_rounding_of_a_small_model_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where fp32 does not show that kernels give the same, fp64 does."""
+    code = CodeModel(make("olmo3", tmp_path))
+    monkeypatch.setattr(small_model, "TOLERANCE", 1e-9)
+    assert not attends_by_kernels(code) and small_model.shows(attends_by_kernels, code)
+    assert not small_model.shows(lambda code: False, code)
+    assert next(code.model.parameters()).dtype == torch.float32
