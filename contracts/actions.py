@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from xtrain.dsl.schema.actions import Action
 from xtrain.dsl.schema.cluster import Launcher
-from xtrain.dsl.schema.precision import Base
 from xtrain.dsl.schema.run import Tracker
 from xtrain.lazy_attrs import frozen
 
@@ -43,9 +42,9 @@ class PlannedAction(Action):
         declared: all actions of the spec, in order. training: names of the training datasets."""
         yield from ()
 
-    def faults(self, event: str, arch: "Architecture", base: Base) -> dict[str, tuple[str, str, str]]:
+    def faults(self, event: str, arch: "Architecture", spec: "Spec") -> dict[str, tuple[str, str, str]]:
         """Return reasons why a model does not support the action: setting, or "" for the action itself → (code,
-        message, hint). event: "" for a tick. base: storage of frozen matrices."""
+        message, hint). event: "" for a tick."""
         return {}
 
     def idle(self, spec: "Spec", ranks: int) -> dict[str, tuple[str, str]]:

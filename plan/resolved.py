@@ -209,8 +209,8 @@ class Resolved:
 
     @property
     def saves_base(self) -> bool:
-        """True if checkpoints hold frozen parameters; with an adapter they do not."""
-        return self.architecture.adapter is None
+        """True if checkpoints hold frozen parameters; with an adapter they do only if an action changes them."""
+        return self.architecture.adapter is None or any(action.changes_base for _, action in self.spec.actions)
 
     @property
     def saved(self) -> Parameters:

@@ -56,6 +56,7 @@ def config_of(resolved: Resolved) -> dict[str, Any]:
         "scheduler": _json(in_effect(spec.scheduler)),
         **({"step": [spec.step.digest, spec.step.function, experiment_settings(spec.step)]} if spec.step else {}),
         **({"hooks": changing} if (changing := _changing_hooks(spec)) else {}),
+        **({"ticks": changing} if (changing := _changing_ticks(spec)) else {}),
         **({"ema": experiment_settings(spec.ema)} if spec.ema is not None else {}),
         "precision": _precision(resolved),
         **_mixture(resolved),
@@ -145,6 +146,12 @@ def _changing_hooks(spec: Spec) -> list[Any]:
     """Return the hooks that affect the learned weights."""
     changing = (hook for hook in spec.hooks.values() if hook.declared["changes"] != NOTHING)
     return [[hook.declared["place"], hook.digest, hook.function, experiment_settings(hook)] for hook in changing]
+
+
+def _changing_ticks(spec: Spec) -> list[Any]:
+    """Return the ticks with actions that change the model."""
+    actions = ((tick.every, action) for tick in spec.ticks for action in tick.actions if action.changes_base)
+    return [[str(every), action.kind, experiment_settings(action)] for every, action in actions]
 
 
 def _mixture(resolved: Resolved) -> dict[str, Any]:

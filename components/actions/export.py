@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Final, Literal
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_SAVE
-from xtrain.dsl.schema.precision import Base
 from xtrain.dsl.schema.setting import at_least, cadence_setting, file_path
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
@@ -104,12 +103,15 @@ class ExportAction(PlannedAction):
             return {"task": ("the model itself is written", "remove it, or write `adapter = true`")}
         return {}
 
-    def faults(self, event: str, arch: Architecture, base: Base) -> dict[str, tuple[str, str, str]]:
+    def faults(self, event: str, arch: Architecture, spec: Spec) -> dict[str, tuple[str, str, str]]:
         from xtrain.plan.groups import unfit_task
 
         if self.adapter and (unfit := unfit_task(arch, self.task)) is not None:
             return {"task" if self.task else "": ("X525", *unfit)}
-        problem = _adapter_problem(arch) if self.adapter else not_written(arch)
+        if self.adapter and any(action.changes_base for _, action in spec.actions):
+            message = "`merge` changes the model under the adapter, which PEFT would look for unchanged"
+            return {"adapter": ("X525", message, "leave it out, and use `xtrain merge RUN` to write the whole model")}
+        base, problem = spec.precision.base, _adapter_problem(arch) if self.adapter else not_written(arch)
         if problem is not None:
             return {"": ("X525", *problem)}
         if base.stores and not self.dequantise and not self.adapter:

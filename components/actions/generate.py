@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS
-from xtrain.dsl.schema.precision import Base
 from xtrain.dsl.schema.setting import (
     AUTO,
     Auto,
@@ -90,7 +89,7 @@ class Generate(PlannedAction):
         "in a run with tasks: task whose adapter is used", default=None, added=True, example='"sql"'
     )
 
-    def faults(self, event: str, arch: Architecture, base: Base) -> dict[str, tuple[str, str, str]]:
+    def faults(self, event: str, arch: Architecture, spec: Spec) -> dict[str, tuple[str, str, str]]:
         from xtrain.plan.groups import unfit_task
 
         if not arch.has_logits:

@@ -10,7 +10,7 @@ from xtrain.plan.architecture import Architecture
 from xtrain.plan.graph import ActionNode, ActionPlace, StepNode
 
 if TYPE_CHECKING:
-    from xtrain.dsl.schema.precision import Base
+    from xtrain.dsl.spec import Spec
     from xtrain.plan.resolved import Resolved
 
 
@@ -35,7 +35,7 @@ class RowLossesAction(PlannedAction):
         does = "in steps with row_losses: sum the cross-entropy of each row, with one all-reduce"
         yield StepNode("step.optimizer", "step.row_losses", {}, does)
 
-    def faults(self, event: str, arch: Architecture, base: "Base") -> dict[str, tuple[str, str, str]]:
+    def faults(self, event: str, arch: Architecture, spec: "Spec") -> dict[str, tuple[str, str, str]]:
         if arch.has_logits:
             return {}
         return {"": ("X442", "the model has a reward head, whose losses are of pairs", "remove `row_losses`")}

@@ -252,6 +252,10 @@ class Lora(PlannedAdapter):
     def decomposes(self) -> bool:
         return self.init == "pissa"
 
+    @property
+    def begins_again(self) -> bool:
+        return not self.dora and not self.decomposes
+
     def args(self) -> dict[str, Any]:
         return {"init": self.init}
 

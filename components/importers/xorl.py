@@ -42,7 +42,7 @@ class XorlImporter(Importer):
         "codes in this format are not there; write `base nf4`": (
             "lora.enable_qlora lora.quant_format lora.quant_group_size"
         ),
-        "an adapter is merged after the run": "lora.merge_lora_interval",
+        "a quantized base is not merged": "lora.merge_lora_interval lora.reset_optimizer_on_merge",
         "activations stay on the device": "train.enable_activation_offload",
         "teachers are written `loss distill`": "distill distill.*",
         "sizes of a model's folder cannot be changed": "model.foundation.*",
@@ -92,6 +92,11 @@ def _write_adapter(draft: Draft, adapter: bool) -> None:
         draft.note("joint matrices have one adapter there; here each of their parts has its own")
     parts = [part for name in targets for part in separate.get(name, [name])]
     draft.set("adapter.targets", parts, "lora.lora_target_modules")
+    steps, key = int(draft.number("lora.merge_lora_interval", 0)), "lora.merge_lora_interval"
+    if steps > 0 and not draft.get("lora.enable_qlora"):
+        state = "reset" if draft.get("lora.reset_optimizer_on_merge") else "keep"
+        draft.statements.append((f"every {steps} steps merge {{ state = {state} }}", key))
+        draft.translated(f"{key} lora.reset_optimizer_on_merge")
 
 
 def _write_data(draft: Draft) -> None:

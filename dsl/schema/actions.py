@@ -46,6 +46,8 @@ class Action(Component):
     """Only rank 0 runs the action, at once and with a message only; it does not replace a default."""
     alone: ClassVar[bool] = False
     """The action needs no other rank, so it may run when the run fails."""
+    changes_base: ClassVar[bool] = False
+    """The action changes parameters that are not trained, so checkpoints hold them, and the experiment is another."""
     reads_parameters: ClassVar[bool] = False
     """The action reads individual parameters of the model."""
     reads_token_losses: ClassVar[bool] = False

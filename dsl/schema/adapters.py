@@ -67,6 +67,11 @@ class Adapter(Component):
         """True if the initial values are computed from the adapted matrices, which then keep the remainder."""
         return False
 
+    @property
+    def begins_again(self) -> bool:
+        """True if a new adapter can follow one that was merged: no value of it belongs to the first matrices."""
+        return not self.decomposes
+
     def auto(self) -> dict[str, tuple[Any, str]]:
         """Return the values of settings that may be `auto`, each with its reason."""
         return {}

@@ -227,7 +227,7 @@ def _check_actions(spec: Spec, architecture: Architecture, found: Findings) -> N
     for path, action in spec.actions:
         kind, number, *_ = path.split(".")
         event = spec.events[int(number)].event if kind == "on" else ""
-        faults = planned(action, PlannedAction).faults(event, architecture, spec.precision.base)
+        faults = planned(action, PlannedAction).faults(event, architecture, spec)
         for name, (code, message, hint) in faults.items():
             found.fail(f"model.{path}", code, f"{path}.{name}".rstrip("."), message, hint)
 

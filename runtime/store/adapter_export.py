@@ -10,6 +10,7 @@ from torch import Tensor
 
 from xtrain.blocks.adapted import AdaptedMatrix, adapted_matrices, alone_name
 from xtrain.contracts.models import PlannedAdapter
+from xtrain.dsl.schema.actions import action_of
 from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.component import planned
 from xtrain.plan.architecture import Architecture, ParameterSpec, parameters
@@ -205,7 +206,11 @@ class AdapterExport(WeightsExport):
 
 
 def check_adapter_exportable(plan: Plan) -> None:
-    """Raise ExportFailed if PEFT has no form of the adapter of a plan."""
+    """Raise ExportFailed if PEFT has no form of the adapter of a plan, or the model under it has changed."""
+    actions = (action_of(node.op) for node in plan.nodes)
+    if any(action is not None and action.changes_base for action in actions):
+        message = "the run merges its adapter into the model under it, which PEFT would look for unchanged"
+        raise ExportFailed(f"{message}; `xtrain merge` writes the whole model", "X525")
     trained = [tensor for tensor in plan.parameters.tensors if tensor.trained]
     if (problem := not_written_for_peft(plan.architecture, trained)) is not None:
         raise ExportFailed("; ".join(problem), "X525")

@@ -169,6 +169,10 @@ def name_base(plan: Plan, model: ModelParts, rank: Rank, beat: HeartbeatWriter, 
 Read = Callable[[ParameterSpec, int | None], Tensor]
 
 
+def _read_nothing(spec: ParameterSpec, expert: int | None) -> Tensor:
+    raise KeyError(spec.name)
+
+
 @define
 class BaseWeights:
     """Base parameters, which checkpoints of the run do not hold. specs: by name. format: of parameters that are not
@@ -187,6 +191,8 @@ class BaseWeights:
         EnvironmentFault or OSError."""
         opened, names, one_by_one = ExitStack(), base_names(plan), False
         args = {node.op: node.args for node in plan.nodes}
+        if not names:  # checkpoints hold all parameters
+            return cls({}, "", None, _read_nothing)
         if "setup.pretrained" in args:
             read = _of_run(plan, folder / args["setup.pretrained"]["path"])
         elif "setup.read_weights" in args:
@@ -235,6 +241,8 @@ class BaseWeights:
         """Read all parameters, and raise ResumeRefused if the checkpoint's adapter has another base. take: called with
         each tensor as the run stores it. Raises OSError."""
         sums: dict[str, int] = {}
+        if not self.specs:
+            return
         for name in sorted(self.specs):
             for stored, whole in self._stored(name).items():
                 sums[stored] = piece_of(stored, whole).sum

@@ -96,17 +96,16 @@ class Merging:
                 factors.setdefault(tensor.adapter, []).append(tensor.name)
 
         def read(name: str) -> Tensor:
-            if name not in base.specs:
-                return trained(name)
+            held = name not in base.specs  # by the checkpoint
             if name not in matrices:
-                return base.read(name)
+                return trained(name) if held else base.read(name)
             layer, matrix = matrices[name]
             start = name_of(layer, "")
             beside = {
                 factor.removeprefix(start): trained(self.names.get(factor, factor)).to(exact)
                 for factor in factors[name]
             }
-            before = weight = base.read(name).to(exact)
+            before = weight = (trained(name) if held else base.read(name)).to(exact)
             if matrix.decomposes:
                 weight = base.read(name, less=begun_part(matrix, beside)).to(exact)
             whole = merged(matrix, weight, beside)

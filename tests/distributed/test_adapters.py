@@ -27,15 +27,26 @@ DROPOUT_EXPERTS = DROPOUT.replace(" }", ', targets = ["q_proj", "experts"] }')
 PISSA = 'adapter lora { rank = 3, alpha = 12, init = pissa, targets = ["self_attn", "layers.1-2.mlp"] }'
 PISSA_EXPERTS = 'adapter lora { rank = 3, alpha = 2, init = pissa, targets = ["q_proj", "experts"] }'
 PISSA_DORA = "adapter lora { rank = 4, scaling = rslora, init = pissa, dora = true }"
+MERGE, KEEP = "\nevery 1 step merge", "\nevery 1 step merge { state = keep }"
 MOE = {"model": "moe"}
 
 ORDINARY = [
+    (Topology(tp=2, shared=SHALLOW, note="merge"), SOME + MERGE),
     (Topology(fsdp=2, shared=SHALLOW, note="all"), ALL),
     (Topology(pp=2, note="some"), SOME),
     (Topology(tp=2, ep=2, shared=SHALLOW, note="dora, experts", **MOE), DORA_EXPERTS),
 ]
 MORE = [
     (Topology(fsdp=2, ep=2, note="experts", **MOE), EXPERTS),
+    (Topology(fsdp=2, note="merge"), ALL + KEEP),
+    (Topology(tp=2, fsdp=2, note="merge, head"), HEAD + MERGE),
+    (Topology(pp=2, note="merge, dropout"), DROPOUT + MERGE),
+    (Topology(pp=2, sets=ZBV, note="merge"), ALL + KEEP),
+    (Topology(ring=2, note="merge"), BESIDE + MERGE),
+    (Topology(replicate=2, sets=("parallel.stack=ddp",), note="merge, ddp"), RANKS + MERGE),
+    (Topology(fsdp=2, ep=2, note="merge, experts", **MOE), EXPERTS + MERGE),
+    (Topology(tp=2, ep=2, note="merge, experts", **MOE), EXPERTS + KEEP),
+    (Topology(pp=2, tp=2, ep=2, note="merge, experts", **MOE), DOWN + MERGE),
     (Topology(tp=2, note="dora"), DORA),
     (Topology(tp=2, note="dropout"), DROPOUT),
     (Topology(tp=2, note="all"), ALL),
@@ -141,6 +152,16 @@ def test_a_run_begins_with_the_model_under_the_adapter(lab: Laboratory):
     assert len({each[-1][1] for each in first}) == 3
 
 
+def test_merging_changes_no_loss_and_every_later_step(lab: Laboratory):
+    """Step 2 has the loss of the model after step 1, merged or not; a new adapter learns otherwise."""
+    plain, keep, reset = (
+        [loss for _, loss, *_ in lab.alone(evolve(trial_of(Topology(shared=SHALLOW), ALL + more), steps=3)).curve]
+        for more in ("", KEEP, MERGE)
+    )
+    assert plain[:2] == pytest.approx(keep[:2], rel=1e-13) and keep[:2] == reset[:2]
+    assert len({plain[2], keep[2], reset[2]}) == 3
+
+
 FAULTS = [
     (Topology(tp=2, shared=SHALLOW, note="summands"), ALL, Mutation("own_summands")),
     (Topology(fsdp=2, note="averaged"), ALL, Mutation("average")),
@@ -189,6 +210,9 @@ RESUMED = {
     "dropout": (DROPOUT, SHORT, "fsdp", "pp"),
     "8 bits": (ALL, {**SHORT, **EIGHT_BITS}, "fsdp", "tp"),
     "experts": (PISSA_EXPERTS, {**SHORT, **MOE}, "ep", "fsdp"),
+    "merge": (ALL + MERGE, SHORT, "fsdp", "tp"),
+    "merge, 8 bits": (ALL + KEEP, {**SHORT, **EIGHT_BITS}, "tp", "fsdp"),
+    "merge, experts": (EXPERTS + MERGE, {**SHORT, **MOE}, "ep", "fsdp"),
 }  # fmt: skip
 
 

@@ -2,12 +2,14 @@
 
 import pytest
 from agreement import hold_against_the_trace
+from projects import Project
 from topologies import SCHEDULES, TIED, ZBV, Topology
 from traces import plan_of
 
 from xtrain.plan.checkpoints import checkpoint_contents, mismatches
 from xtrain.plan.serialise import dumps, from_json, to_json
 from xtrain.planner.derive.modules import adapters_of, modules_of
+from xtrain.planner.load import plan_from_spec
 from xtrain.planner.review.page import render
 from xtrain.planner.review.resumable import resumable
 
@@ -18,6 +20,40 @@ SOME = 'rank = 8, targets = ["q_proj", "layers.2-3.mlp"]'
 
 def adapted(text: str) -> str:
     return f"adapter lora {{ {text} }}"
+
+
+MERGING = "adapter lora {{ rank = 2{} }}\n{}\nevery 2 steps merge"
+
+
+@pytest.mark.parametrize(("adapter", "more", "said"), [
+    (", dora = true", "", "dora or pissa"),
+    (", init = pissa", "", "dora or pissa"),
+    ("", "ema { decay = 0.9 }", "averaged weights"),
+    ("", "precision { base nf4 { } }", "a quantized base"),
+    ("", "parallel { stack = deepspeed }", "stack = deepspeed"),
+    (', targets = ["lm_head"]', "model { tie_embeddings = true }", "tied to the embedding"),
+    ("", 'on finish export { to = "x", adapter = true }', "changes the model under the adapter"),
+    ("", "on finish merge", "only a tick merges"),
+])  # fmt: skip
+def test_merging_is_refused_where_it_would_not_be_exact(tmp_path, adapter, more, said):
+    spec = Project(tmp_path).spec(more=MERGING.format(adapter, more))
+    found = plan_from_spec(tmp_path / spec)
+    assert any(said in each.message for each in found.diagnostics.errors)
+
+
+def test_merging_needs_an_adapter_and_is_another_experiment_with_a_whole_checkpoint(tmp_path):
+    def planned(more: str):
+        return plan_from_spec(tmp_path / Project(tmp_path).spec(more=more))
+
+    assert "the spec has none" in planned("every 2 steps merge").diagnostics.errors[0].message
+    plain, merging, later = (
+        planned(f"adapter lora {{ rank = 2 }}\n{tick}").plan
+        for tick in ("", "every 2 steps merge", "every 3 steps merge { state = keep }")
+    )
+    assert plain is not None and merging is not None and later is not None
+    assert len({plain.config_id, merging.config_id, later.config_id}) == 3
+    assert [any(node.op == "setup.base" for node in plan.nodes) for plan in (plain, merging)] == [True, False]
+    assert merging.estimates.checkpoint_bytes > plain.estimates.checkpoint_bytes
 
 
 def test_the_plan_lists_the_matrices_of_an_adapter_and_what_is_frozen(make_plan):
