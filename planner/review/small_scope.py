@@ -44,14 +44,19 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def small_ticks(spec: Spec) -> tuple[Tick, ...]:
-    """Return the ticks: a record of every step, a checkpoint, and the author's own actions."""
+    """Return the ticks: a record of every step, a checkpoint, the author's own actions, and those that change the
+    model."""
     log = action_like(lambda action: action.records and action.turn == TURN_OF_LOG)
     save = action_like(lambda action: action.saves)
-    own = tuple(action for tick in spec.ticks for action in tick.actions if isinstance(action, UserComponent))
+    own = tuple(action for tick in spec.ticks for action in tick.actions if _is_kept(action))
     return (
         Tick(actions=(log(), *own), every=Quantity(1, "steps")),
         Tick(actions=(save(),), every=Quantity(SAVED, "steps")),
     )
+
+
+def _is_kept(action: Action) -> bool:
+    return isinstance(action, UserComponent) or action.changes_base
 
 
 def small_events(spec: Spec) -> tuple[OnEvent, ...]:
@@ -101,7 +106,7 @@ def uncovered_parts(spec: Spec, plan: Plan) -> Iterator[str]:
         yield "the reward: a pattern that about half of the completions match stands for it"
     if not isinstance(spec.scheduler, UserComponent):
         yield "the learning-rate schedule, which is constant here"
-    dropped = {action.kind for _, action in spec.actions if not isinstance(action, UserComponent)}
+    dropped = {action.kind for _, action in spec.actions if not _is_kept(action)}
     kept = {action_like(lambda action: action.saves).kind, *(a.kind for _, a in spec.actions if hasattr(a, "batches"))}
     kept.add(action_like(lambda action: action.records and action.turn == TURN_OF_LOG).kind)
     if dropped - kept:

@@ -98,6 +98,17 @@ def test_another_tokenizer_is_not_covered(plan, monkeypatch):
     assert "the tokenizer: the tokens are bytes of the texts" in certified(compiled.plan, monkeypatch).uncovered
 
 
+def test_merged_adapters_are_covered_and_ends_by_a_metric_are_not(plan, monkeypatch):
+    ticks = "adapter lora { rank = 2 }\nevery 5 steps merge\n"
+    ticks += "every 5 steps eval lines then early_stop { metric = eval.lines.loss }\n"
+    Path("tiny.xtrain").write_text(
+        Path("tiny.xtrain").read_text().replace("source =", "holdout = 10%, source =") + ticks
+    )
+    compiled = plan_from_spec("tiny.xtrain")
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    assert "the actions early_stop" in certified(compiled.plan, monkeypatch).uncovered
+
+
 WRONG = ComparedLayout(
     layout="fsdp 2", ranks=2, resumed=True, loss=1e-16, norm=1e-3, evaluation=0.0, routing=0.0, tensor=float("inf"),
     worst="norm.weight", seconds=1.0,
