@@ -511,7 +511,11 @@ TRAINED = {
     ("family", "name", "layout"),
     [
         *(("gemma4", name, layout) for name in ("plain", PER_LAYER) for layout in ((*TP, *FSDP), RING)),
-        *(("gemma4_moe", "plain", layout) for layout in ((*FSDP, *EP), (*TP, *EP))),
+        *(
+            (family, "plain", layout)
+            for family in ("gemma4_moe", "qwen3_5_moe")
+            for layout in ((*FSDP, *EP), (*TP, *EP))
+        ),
     ],
 )
 @pytest.mark.matrix
@@ -559,19 +563,28 @@ def test_adapters_of_experts_of_code_of_transformers(desk: Desk, kind: str, layo
     check(two, one.loss, one.gradients, 1e-6 if kind in IN_FP32 else 1e-10)
 
 
-RECURRENT = 'adapter lora { rank = 4, targets = ["x_proj", "b_proj", "out_proj", "experts"], init = orthogonal }'
+# Family → matrices that have adapters.
+RECURRENT = {
+    "nemotron_h": ("x_proj", "b_proj", "out_proj", "experts"),
+    "qwen3_5_moe": ("z_proj", "b_proj", "out_proj", "experts"),
+}
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("layout", [(*TP, *EP), (*PP, *FSDP), (*RING, *EP)])
 @pytest.mark.parametrize("base", [(), NF4])
-def test_adapters_of_recurrent_mixers_on_layouts(desk: Desk, layout: tuple[str, ...], base: tuple[str, ...]):
-    folder = desk.folder / f"adapted mixers {layout} {bool(base)}"
-    make("nemotron_h", "in blocks", folder)
-    more = {"params": "fp64", "settings": SETTINGS["nemotron_h"], "more": RECURRENT}
-    label = f"mixers_{len(base)}_{layout[0].split('.')[1][:2]}_{len(layout)}"
+@pytest.mark.parametrize("family", RECURRENT)
+def test_adapters_of_recurrent_mixers_on_layouts(
+    desk: Desk, layout: tuple[str, ...], base: tuple[str, ...], family: str
+):
+    folder = desk.folder / f"adapted mixers of {family} {layout} {bool(base)}"
+    make(family, "in blocks", folder)
+    words = ", ".join(f'"{each}"' for each in RECURRENT[family])
+    adapter = f"adapter lora {{ rank = 4, targets = [{words}], init = orthogonal }}"
+    more = {"params": "fp64", "settings": SETTINGS[family], "more": adapter}
+    label = f"{family}_mixers_{len(base)}_{layout[0].split('.')[1][:2]}_{len(layout)}"
     one, two = (desk.run(folder, f"{label}_{n}", *base, *sets, **more) for n, sets in enumerate(((), layout)))
-    assert any(".mamba.x_proj" in name for name in one.gradients) and any("experts" in name for name in one.gradients)
+    assert all(any(f".{each}" in name for name in one.gradients) for each in RECURRENT[family])
     check(two, one.loss, one.gradients, 1e-10)
 
 

@@ -23,6 +23,8 @@ LAYOUTS = {
     "pp with experts": Topology(model="moe", pp=2),
     "tp with Mamba-2": Topology(model="hybrid", tp=2),
     "fsdp and ep with Mamba-2": Topology(model="hybrid", fsdp=2, ep=2),
+    "tp with delta nets": Topology(model="delta", tp=2),
+    "fsdp and ep with delta nets": Topology(model="delta", fsdp=2, ep=2),
     "one rank, four microbatches": Topology(accumulate=4),
 }
 ORDINARY = ("tp",)
@@ -47,7 +49,7 @@ def samples(outcome: Outcome) -> list[list[dict[str, str]]]:
 )
 def test_a_layout_samples_and_learns_what_one_process_does(lab: Laboratory, name: str):
     layout = LAYOUTS[name]
-    trial = sampled_trial(lab, layout, more=REPLAYED if layout.model in ("moe", "hybrid") else "")
+    trial = sampled_trial(lab, layout, more="" if layout.model == "dense" else REPLAYED)
     alone, outcome = lab.alone(trial), lab.run(trial, layout.layout, saves=False)
     assert samples(outcome) == samples(alone) and len({each["text"] for each in samples(alone)[0]}) > 1
     found, limit = gaps(outcome, alone), TOLERANCE["fp64"]

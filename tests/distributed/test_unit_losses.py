@@ -60,7 +60,8 @@ LOSSES |= {
     "own tokens": ("sequences", 'use "losses.py"\nloss own_tokens { chunk = 8 KiB, z_loss = 0.1 }'),
 }
 HYBRID = {"tp 2 (hybrid)": Topology(model="hybrid", tp=2), "ring 2 (hybrid)": Topology(model="hybrid", ring=2)}
-NAMED = {**BY_NAME, **HYBRID}
+DELTA = {"tp 2 (delta)": Topology(model="delta", tp=2), "ring 2 (delta)": Topology(model="delta", ring=2)}
+NAMED = {**BY_NAME, **HYBRID, **DELTA}
 LAYOUTS = (
     "pp 2 · fsdp 2 · tp 2 (dense)", "fsdp 2, three microbatches (dense)", "tp 2, uneven vocabulary (dense)",
     "tp 2, without loss (dense)", "ring 2 (dense)", "ulysses 2 (dense)", "pp 2, zbv (dense)", "pp 2 · ring 2 (dense)",
@@ -73,6 +74,7 @@ ORDINARY = {
 CASES = [pytest.param(loss, layout, marks=() if (
     loss, layout,
 ) in ORDINARY else pytest.mark.matrix) for loss in LOSSES for layout in LAYOUTS]  # fmt: skip
+CASES += [pytest.param("dpo", layout, marks=pytest.mark.matrix) for layout in DELTA]
 
 
 def trial_of(lab: Laboratory, loss: str, layout: str) -> Trial:

@@ -175,6 +175,8 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "linear_value_head_dim": 4, "num_experts": 5, "tied": True},
         "attention alone": {**DELTA, **GATED, "attention_bias": True, "layer_types": ["full_attention"] * 2,
             "shared_expert_intermediate_size": 12},
+        "in blocks": {**DELTA, **GATED, "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+            "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
     },
     "granitemoehybrid": {
         "plain": GRANITE_MAMBA,

@@ -36,6 +36,10 @@ MODELS = {
     "value_dim = 8, experts = 8, experts_per_token = 2, expert_ffn = 24, init_std = 0.2 }",
     "hybrid": "nemotron_h { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, mamba_state = 6, experts = 8, "
     "experts_per_token = 2, expert_ffn = 24, init_std = 0.2, router { aux_loss = 0.1, z_loss = 0.01 } }",
+    "delta": "qwen3_5_moe { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, attention_layers = [1], "
+    "delta_key_heads = 4, delta_value_heads = 8, delta_key_dim = 8, delta_value_dim = 6, experts = 8, "
+    "experts_per_token = 2, expert_ffn = 24, shared_ffn = 20, init_std = 0.2, "
+    "router { aux_loss = 0.1, z_loss = 0.01 } }",
 }
 SPEC = """
 experiment trial {{ seed = 3, budget = {steps} steps }}
