@@ -41,7 +41,7 @@ LAYOUTS = {
     "pp 2": "parallel { pp 2 }",
 }
 OWN_FAMILIES = ("squared", "gated", "routed")
-BY_DEFAULT = (("gated", "tp 2 · fsdp 2"), ("squared", "tp 2, whole sequences, selective"))
+BY_DEFAULT = (("squared", "tp 2, whole sequences, selective"),)
 
 
 @pytest.fixture
@@ -397,10 +397,8 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(each, marks=() if each == "windows and sinks, selective" else pytest.mark.matrix) for each in SCORES],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", SCORES)
 def test_attention_costs_what_its_plan_says(plan_of, name: str):
     family, more, settings = SCORES[name]
     hold_against_the_trace(plan_of(family, more, **settings))

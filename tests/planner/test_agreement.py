@@ -69,7 +69,7 @@ KERNELS = {
 @pytest.mark.parametrize(
     ("kernels", "name"),
     [
-        ("blocks of queries", "tp 2, without sequence (dense)"),
+        pytest.param("blocks of queries", "tp 2, without sequence (dense)", marks=pytest.mark.matrix),
         ("fused", "fsdp 2, no clipping (qwen3)"),
         *(
             pytest.param(kernels, name, marks=pytest.mark.matrix)

@@ -179,6 +179,7 @@ def test_activations_are_what_autograd_keeps_in_a_real_forward(alone):
     assert traced.memory.loss == 4 * (tokens * DIM + VOCAB * DIM)
 
 
+@pytest.mark.matrix
 def test_fsdp_gathers_each_block_for_the_forward_and_for_the_backward(on_two):
     """Two microbatches: gathered twice in each, exchanged in every one of them or in the last."""
     plan, traced = on_two
@@ -245,6 +246,7 @@ def test_gradients_wait_whole_for_the_last_microbatch_of_a_pipeline(tmp_path):
     assert len(waiting) == 2 and all(found == twice > 0 for found, twice in waiting), waiting
 
 
+@pytest.mark.matrix
 def test_stages_that_read_no_rows_hear_of_full_ones(tmp_path, monkeypatch):
     received = []
     decode = outline.decode_outline
@@ -254,6 +256,7 @@ def test_stages_that_read_no_rows_hear_of_full_ones(tmp_path, monkeypatch):
     assert lengths == [[0, SEQUENCE, 2 * SEQUENCE]] * MICROBATCHES
 
 
+@pytest.mark.matrix
 def test_recomputed_blocks_leave_what_they_were_given(alone):
     whole, full, selective = (alone(mode)[1].memory for mode in ("", "full", "selective"))
     stream = BATCH * SEQUENCE * DIM * 4
