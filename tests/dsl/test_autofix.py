@@ -3,8 +3,10 @@
 import random
 import re
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
+import examples
 import pytest
 from examples import drawn, each
 from hypothesis import given
@@ -419,7 +421,8 @@ def every_name():
 
 
 def test_one_slip_of_a_finger_never_leads_to_another_name():
-    each(((name, (names, name)) for names, name in every_name()), leads_to_no_other)
+    some = islice(every_name(), 0, None, 1 if examples.is_long else 4)
+    each(((name, (names, name)) for names, name in some), leads_to_no_other)
 
 
 def leads_to_no_other(names, name):
