@@ -225,7 +225,10 @@ def test_an_uncertain_setting_has_a_hint_and_no_fix(block, body, words):
     assert any(words in (each.hint or "") for each in found_in(spec(block, body)))
 
 
-@pytest.mark.parametrize("block", [*EMPTY, *HEADS, "parallel", "precision", "checkpoint", "rollout"])
+@pytest.mark.parametrize("block", [
+    pytest.param(block, marks=pytest.mark.slow if number % 4 else ())
+    for number, block in enumerate((*EMPTY, *HEADS, "parallel", "precision", "checkpoint", "rollout"))
+])  # fmt: skip
 def test_an_ambiguous_name_is_never_renamed(block):
     """In no block, and not to a name that is spelled nearly the same."""
     words = [word for word, synonym in synonyms().items() if not synonym.convert and synonym.hint]
