@@ -45,13 +45,14 @@ OF_EXPERTS = ("MoE", "gpt_oss")
 # Graphs: of a block with rows of one document and with rows of several, of its mask; more for kinds of layers, for a
 # frozen embedding before the first block, and for what is compiled apart beside experts.
 GRAPHS = {"dense": 3, "MoE": 4, "gemma3": 6, "gpt_oss": 6, "LoRA": 5, "NF4": 5, "fp8": 3}
-# By default with rows of one document: the mask of several takes time.
+# With rows of one document: the mask of several takes time. By default two, in which most differs.
 QUICK = (
     ("dense", "selective", "tp"), ("MoE", "full", "ep"), ("gemma3", "all kept", "one rank"),
     ("NF4", "full", "fsdp"), ("fp8", "selective", "ulysses"),
 )  # fmt: skip
 ROWS = [
-    *(pytest.param(*row, False, id=", ".join(row)) for row in QUICK),
+    *(pytest.param(*row, False, id=", ".join(row)) for row in QUICK[:2]),
+    *(pytest.param(*row, False, marks=pytest.mark.slow, id=", ".join(row)) for row in QUICK[2:]),
     *(
         pytest.param(*row, True, marks=pytest.mark.slow, id=", ".join((*row, "several documents")))
         for row in product(MODELS, SAVED, LAYOUTS)
@@ -149,7 +150,7 @@ def test_more_variants_than_torch_expects_stay_compiled(tmp_path):
     assert sum(size > 20 for size in found.graphs) > 8
 
 
-@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("ring", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_would_run_uncompiled_is_an_error_except_in_rings(ring, tmp_path, monkeypatch):
     def broken(self, input):
         torch._dynamo.graph_break()
