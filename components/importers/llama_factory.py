@@ -49,7 +49,7 @@ class LlamaFactoryImporter(Importer):
         **arguments.LACKING,
         "this optimizer is not there": "use_galore galore_* use_apollo apollo_* use_badam badam_* use_muon",
         "xtrain has no LoRA+": "loraplus_*",
-        "this loss is not there": "use_dft_loss use_asft_loss asft_alpha use_eaft_loss eaft_*",
+        "this loss is not there": "use_asft_loss asft_alpha use_eaft_loss eaft_*",
         "this method is not there": (
             "use_llama_pro mixture_of_depths use_kt kt_* shift_attn use_mca oft_* reward_model* ppo_*"
         ),
@@ -96,6 +96,7 @@ class LlamaFactoryImporter(Importer):
         draft.same("use_swanlab", "off")
         draft.meaningless("swanlab_*", "SwanLab is off")
         _write_loss(draft, stage, adapter)
+        draft.meaningless("use_dft_loss", "it goes with `stage: sft`")
 
 
 def _write_adapter(draft: Draft, adapter: bool) -> None:
@@ -303,6 +304,9 @@ def _write_loss(draft: Draft, stage: str, adapter: bool) -> None:
     if not loss:
         draft.translated("stage")
         draft.meaningless("pref_* dpo_label_smoothing simpo_gamma kto_*", "no preferences are learned")
+        if draft.get("use_dft_loss") and stage == "sft":
+            draft.set("loss.dynamic", True, "use_dft_loss")
+        draft.same("use_dft_loss", "off")
         return
     kind = draft.text("pref_loss", "sigmoid") if stage == "dpo" else ""
     loss = kind if kind in ("orpo", "simpo") else loss

@@ -220,6 +220,8 @@ def _write_loss(draft: Draft, method: str, adapter: bool) -> None:
     if method == "sft":
         if kind in (None, "nll", "chunked_nll"):
             draft.same("loss_type", "cross-entropy")
+        if kind == "dft":
+            draft.set("loss.dynamic", True, "loss_type")
         draft.missing("loss_type", "this loss is not there")
     elif method == "dpo":
         draft.label("loss", "dpo")

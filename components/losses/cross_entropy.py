@@ -39,13 +39,19 @@ class CrossEntropy(Loss):
         added=True,
         resuming="confident labels are weighted by it from here on",
     )
+    dynamic: bool = setting(
+        "multiply −log p of a label by p, which has no gradient: dynamic fine-tuning (arXiv 2508.05629)",
+        default=False,
+        added=True,
+        resuming="unlikely labels are weighted less from here on",
+    )
     chunk: Quantity = logits_chunk()
 
     may_read: ClassVar[Mapping[str, str]] = {WEIGHTS: "weighted = true"}
 
     @property
     def plain(self) -> bool:
-        return not (self.label_smoothing or self.weighted or self.focal)
+        return not (self.label_smoothing or self.weighted or self.focal or self.dynamic)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -59,6 +65,7 @@ class CrossEntropy(Loss):
             self.label_smoothing
         )
         ways += [f"−log p of a label times (1 − p)^{self.focal:g}"] * bool(self.focal)
+        ways += ["−log p of a label times p, which has no gradient"] * self.dynamic
         ways += [f"each token times its weight in `{WEIGHTS}`"] * self.weighted
         return f"minimize cross-entropy with {', '.join(ways)}; `loss` is the plain cross-entropy"
 

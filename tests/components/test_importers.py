@@ -327,7 +327,7 @@ def test_programs_on_transformers(tmp_path, kind, text, lines):
 @pytest.mark.parametrize(("kind", "text", "key"), [
     ("trl", "packing: true\npacking_strategy: wrapped", "packing_strategy"),
     ("trl", "num_generations: 8", "num_generations"),
-    ("trl", "loss_type: dft", "loss_type"),
+    ("trl", "loss_type: focal", "loss_type"),
     ("trl", "optim: adafactor", "optim"),
     ("trl", "train_sampling_strategy: group_by_length", "train_sampling_strategy"),
     ("trl", "report_to: clearml", "report_to"),

@@ -159,9 +159,10 @@ def test_a_vocabulary_cut_over_ranks_gives_the_same(tmp_path):
     assert T > 7 and V % 3
 
 
-def test_weights_and_focal_are_what_they_are_on_whole_logits():
-    """Beside smoothing, z-loss and a cap; a weight where there is no label spoils nothing."""
-    term = cross_entropy(SMOOTHING, weighted=True, focal=1.5)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_weights_focal_and_dynamic_are_what_they_are_on_whole_logits(dynamic):
+    """With smoothing, z-loss and a cap; a weight where there is no label spoils nothing."""
+    term = cross_entropy(SMOOTHING, weighted=True, focal=1.5, dynamic=dynamic)
     weights = torch.rand(T, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     hidden, weight, labels = inputs()
     given = torch.where(labels != IGNORE, weights, float("nan"))
@@ -173,7 +174,8 @@ def test_weights_and_focal_are_what_they_are_on_whole_logits():
     logits = hidden[valid] @ weight.T
     logprobs = torch.log_softmax(logits, -1)
     label = logprobs.gather(1, labels[valid, None])[:, 0]
-    loss = -(1 - SMOOTHING) * (1 - label.exp()) ** 1.5 * label - SMOOTHING * logprobs.mean(-1)
+    certain = label.exp().detach() if dynamic else 1.0
+    loss = -(1 - SMOOTHING) * certain * (1 - label.exp()) ** 1.5 * label - SMOOTHING * logprobs.mean(-1)
     objective = (weights[valid] * loss).sum() + Z * torch.logsumexp(logits, -1).square().sum()
     (objective * 0.25).backward()
     for one, other in zip(ours, (objective.detach(), hidden.grad, weight.grad), strict=True):
