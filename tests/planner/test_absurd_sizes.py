@@ -124,7 +124,11 @@ def calls_of_plan(path: Path, kind: str, count: int) -> dict[str, int]:
     return {f"{key[0]}:{key[2]}": calls for key, (_, calls, *_) in Stats(profile).stats.items()}  # pyright: ignore
 
 
-@pytest.mark.parametrize("kind", MANY_LINES)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind in ("every", "phase", "dataset", "hook") else pytest.mark.slow)
+        for kind in MANY_LINES],
+)  # fmt: skip
 def test_calls_of_planning_grow_with_the_lines_of_a_spec(tmp_path, kind):
     calls_of_plan(tmp_path / "spec.xtrain", kind, 2)  # what is loaded and built once
     few, many = (calls_of_plan(tmp_path / "spec.xtrain", kind, count) for count in (50, 200))
