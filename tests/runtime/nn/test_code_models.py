@@ -332,7 +332,9 @@ assert "torch" not in sys.modules and "transformers" not in sys.modules and all(
 
 
 @pytest.mark.parametrize(
-    "rows", [UNUSABLE[:1], pytest.param(UNUSABLE, marks=pytest.mark.slow)], ids=("one", "in child processes")
+    "rows",
+    [UNUSABLE[:1], pytest.param(UNUSABLE, marks=[pytest.mark.slow, pytest.mark.timeout(2400)])],
+    ids=("one", "in child processes"),
 )
 def test_plans_of_bad_input_have_no_torch(rows: list[tuple[dict[str, Any], str]], tmp_path: Path):
     specs = []
