@@ -154,6 +154,7 @@ class AttentionLayer(Layer):
         own = self.own(arch)
         heads = () if own is arch else (f"{own.kv_heads} key/value heads of {own.head_dim}",)
         heads += ("keys and values of an earlier block",) if self.takes else ()
+        heads += ("keys and values for later blocks",) if self.gives else ()
         if not self.rope:
             return "no positions", window, *heads
         base = "rotary positions" if self.theta is None else f"rotary positions of base {self.theta:,.12g}"

@@ -48,6 +48,9 @@ class LayerInputsLayer(Layer):
         if (problem := not_above_zero(self, "width", "vocab")) is not None:
             raise ValueError(problem)
 
+    def words(self, arch: Architecture) -> tuple[str, ...]:
+        return (f"makes inputs of {self.width} for each block",)
+
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         every = arch.blocks * self.width
         yield BlockParameter(
