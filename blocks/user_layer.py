@@ -37,13 +37,13 @@ UNARY: Final[dict[str, tuple[str, int]]] = {
 RESERVED: Final = frozenset(
     """
     T_destination add_module angles apply axes beginning bfloat16 buffers call_super_init children compile compute cpu
-    cuda double dump_patches eval extra_repr float forward function get_buffer get_extra_state get_parameter
-    get_submodule half in_pieces ipu is_cut is_whole load_state_dict modules mtia named_buffers named_children
+    cuda double dump_patches embeds eval extra_repr float forward function get_buffer get_extra_state get_parameter
+    get_submodule gives half in_pieces ipu is_cut is_whole load_state_dict modules mtia named_buffers named_children
     named_modules named_parameters of_piece parameters part positions recompute register_backward_hook register_buffer
     register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
     register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter
     register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ routes set_extra_state set_submodule
-    share_memory state_dict step tiled tiles to to_empty train training type xpu zero_grad
+    share_memory state_dict step takes tiled tiles to to_empty train training type xpu zero_grad
     """.split()  # noqa: SIM905
 )
 

@@ -191,6 +191,7 @@ WRONG = [
     (block('AttentionLayer("b", window=0)'), "X223", "`window` is 0, and must be above 0", "", "window=0"),
     (block('AttentionLayer("b", window="a")'), "X223", "`window` must be of another type", "", "window="),
     (block('AttentionLayer("b")'), "X223", "one attention layer, and the block of `own` has 2", "", "def own"),
+    (body('return AttentionLayer("a", takes="b")'), "X223", "but all blocks are this one", "remove `gives`", "takes"),
     (body('return SwiGLULayer("mlp")'), "X223", "one attention layer, and the block of `own` has 0", "", "def own"),
     (block('_same("a")') + "\ndef _same(a):\n    return _same(a)", "X223", "`_same` calls itself", "", "return _same"),
     (block("_same()") + "\ndef _same(a):\n    return a", "X223", "`_same` takes a", "", "_same()"),
