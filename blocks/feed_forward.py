@@ -20,7 +20,6 @@ from xtrain.plan.architecture import Architecture, BlockParameter
 if TYPE_CHECKING:
     from xtrain.blocks.tracer import Tracer
 
-
 Activation = Literal["silu", "gelu_tanh", "relu2"]
 UNGATED: Final = ("relu2",)  # activations of `up_proj` itself, in layers without `gate_proj`
 

@@ -1,6 +1,7 @@
-"""Rules on the course of a run: its checkpoint, first step and budget, its phases, and profiles that span steps."""
+"""Rules on the course of a run: its checkpoint, first step and budget, its phases, metrics that decide about
+checkpoints and ends, and profiles that span steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from xtrain.contracts.actions import PlannedAction
-from xtrain.dsl.schema.actions import ENDINGS, Tick
+from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.schema.actions import ENDINGS, Action, Tick
 from xtrain.dsl.schema.component import planned
 from xtrain.dsl.spec import Spec
+from xtrain.dsl.values import MeasuredNumber
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.amounts import build_phases, counted, limit_args, start_of, trainable
 from xtrain.plan.arithmetic import Arithmetic, rows_of_step
@@ -19,7 +22,10 @@ from xtrain.plan.checkpoints import ALIAS, FOLDER, FULL, STATE, look_at
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.plan import PlanPhase
 from xtrain.plan.step_sizes import StepSizes, past_of
+from xtrain.plan.timeline import is_due, steps_due, times_due
+from xtrain.planner.data.training import is_measured
 from xtrain.planner.graph.saving import pretrained
+from xtrain.planner.graph.timeline import Schedule, recurring
 from xtrain.regular_files import read_json, read_regular
 from xtrain.text.units import amount_in_epochs, plural
 
@@ -350,3 +356,141 @@ def meetings(spans: Sequence[ProfiledSteps], steps: int | None) -> Iterator[tupl
             continue
         heapreplace(upcoming, (spans[place].start(number + 1), place, number + 1))
         running, end = place, at + spans[place].length
+
+
+@checks("checkpoint.best.direction", reads="checkpoint.best checkpoint.best_is checkpoint.enabled")
+@checks(
+    "checkpoint.best",
+    reads="checkpoint.best checkpoint.best_is hook.* checkpoint.enabled dataset dataset.*.name every.*.actions "
+    "every.*.every on.*.event on.*.actions {steps}",
+)
+@checks(
+    "checkpoint.best.objective",
+    reads="checkpoint.best every.*.actions dataset dataset.* loss.* rollout.* evaluation_step.* collate",
+)
+def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
+    """Check that the metric of the best checkpoint is measured at steps that save."""
+    chosen = spec.checkpoint
+    if chosen.best is not None and chosen.enabled:
+        use = MetricUse("checkpoint.best", "checkpoint.best", "best", chosen.best, chosen.best_is)
+        without = "a checkpoint is saved, so no checkpoint is the best", "checkpoints are saved"
+        _check_metric(spec, schedule, batch, use, lambda action: action.saves, without, found)
+
+
+@checks("every.metric.direction", reads="every.*.actions")
+@checks(
+    "every.metric",
+    reads="hook.* dataset dataset.*.name every.*.actions every.*.every on.*.event on.*.actions {steps}",
+)
+@checks("every.metric.objective", reads="every.*.actions dataset dataset.* loss.* rollout.* evaluation_step.* collate")
+def check_awaited(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
+    """Check that metrics that decide about an action are measured in its steps."""
+    for path, action in spec.actions:
+        if (metric := action.awaits()) is not None:
+            use = MetricUse("every.metric", f"{path}.metric", "metric", metric[0], metric[1])
+            without = f"{action.kind} is due, so it does nothing", f"{action.kind} is due"
+            _check_metric(spec, schedule, batch, use, lambda other, this=action: other == this, without, found)
+
+
+@frozen
+class MetricUse:
+    """Use of a measured metric by a setting. path: place of the setting. name: its name. is_: `lowest`, `highest` or
+    `auto`, as the setting `NAME_is` says."""
+
+    rule: str
+    path: str
+    name: str
+    metric: MeasuredNumber
+    is_: str
+
+
+def _check_metric(
+    spec: Spec,
+    schedule: Schedule,
+    batch: Arithmetic,
+    use: MetricUse,
+    uses: Callable[[Action], bool],
+    without: tuple[str, str],
+    found: Findings,
+) -> None:
+    """Check that a metric exists, that its better values are known, and that it is measured in a step with an action
+    that `uses` it. without: (what else never happens, when to evaluate), in words."""
+    metric, rule, path = use.metric, use.rule, use.path
+    if use.is_ == "auto" and metric.better is None:
+        message = f"it is unknown whether a low or a high {metric} is better"
+        found.fail(f"{rule}.direction", "X620", path, message, f"add `{use.name}_is = highest`, or `lowest`")
+    if metric.hook is not None:
+        _check_hook(spec, metric.hook, use, found)
+        return
+    assert metric.dataset is not None
+    measures = [t for t in schedule.ticks if any(action.held_out() == metric.dataset for action in t.actions)]
+    if metric.dataset not in spec.datasets:
+        hint = did_you_mean(metric.dataset, spec.datasets) or f"datasets: {', '.join(spec.datasets)}"
+        message = f"{use.name} uses {metric.what} on {metric.dataset}, and there is no such dataset"
+        found.fail(rule, "X620", path, message, hint)
+    elif not measures:
+        hint = f"add `every 500 steps eval {metric.dataset}`"
+        found.fail(rule, "X620", path, f"{use.name} uses {metric}, and no tick evaluates it", hint)
+    elif metric.what not in (known := _measured(spec, metric.dataset, measures)):
+        message = f"{use.name} uses {metric}, and evaluations of {metric.dataset} measure {', '.join(known)}"
+        other = did_you_mean(metric.what, known) or f"write `{use.name} = eval.{metric.dataset}.{known[0]}`"
+        found.fail(f"{rule}.objective", "X620", path, message, other)
+    elif batch.steps is not None and not _meet(schedule, measures, metric.dataset, batch, uses):
+        message = f"{metric} is never evaluated in a step in which {without[0]}"
+        found.warn(rule, "W602", path, message, f"evaluate {metric.dataset} as often as {without[1]}")
+    else:
+        found.passed(rule, f"{metric} is measured where {without[1]}")
+
+
+def _measured(spec: Spec, name: str, ticks: list[Tick]) -> list[str]:
+    """Return the metrics of the evaluations of a dataset; only the run knows the number of bytes of its text."""
+    dataset, loss = spec.datasets[name], spec.loss
+    if dataset.choices is not None:
+        return ["loss", "acc", "acc_norm", "acc_bytes"]
+    answered = any(action.asks() is not None for tick in ticks for action in tick.actions if action.held_out() == name)
+    found = ["loss", *(["reward"] if answered else [])]
+    if spec.evaluation_step is not None:
+        return found
+    return [*found, "bits_per_byte", *(("objective", *loss.measured) if is_measured(spec, name) else ())]
+
+
+def _check_hook(spec: Spec, name: str, use: MetricUse, found: Findings) -> None:
+    """Check that a hook whose metric decides is called before the actions of the same step."""
+    rule, path = use.rule, use.path
+    hook = spec.hooks.get(name)
+    if hook is None:
+        hint = did_you_mean(name, spec.hooks) or f"hooks: {', '.join(spec.hooks) or 'none'}"
+        found.fail(rule, "X620", path, f"{use.name} uses a metric of the hook {name}, and there is no such hook", hint)
+    elif (place := hook.declared["place"]) not in ("after_step", "after_evaluation"):
+        message = f"{use.name} uses a metric of the hook {name}, which is called {place}"
+        found.fail(rule, "X620", path, message, 'use a hook of "after_evaluation" or "after_step"')
+    else:
+        found.passed(rule, f"the hook {name} may measure it {place}")
+
+
+def _meet(
+    schedule: Schedule, measures: list[Tick], dataset: str, batch: Arithmetic, uses: Callable[[Action], bool]
+) -> bool:
+    """Return True if a measurement ever falls into a step with an action that `uses` it, or into the end of the run if
+    that has one. True if that depends on the clock."""
+    assert batch.steps is not None
+    ticks = [t for t in schedule.ticks if any(map(uses, t.actions))]
+    first = next(action for action in measures[0].actions if action.held_out() == dataset)
+    measures = [t for t in measures if any(action.measures_like(first, batch.steps) for action in t.actions)]
+    if any(_share_a_step(one, other, batch) for one in measures for other in ticks):
+        return True
+    if not any(map(uses, schedule.events["finish"])):
+        return False
+    ends = any(action.measures_like(first, batch.steps) for action in schedule.events["finish"])
+    known = [tick for each in measures if (tick := recurring(each, batch)).steps or tick.tokens]
+    return ends or any(is_due(tick, batch.steps, batch.sizes) for tick in known)
+
+
+def _share_a_step(one: Tick, other: Tick, batch: Arithmetic) -> bool:
+    """Return True if two ticks ever fire in the same step, or if that depends on the clock."""
+    steps, each = batch.steps or 0, batch.sizes
+    known = [tick for tick in (recurring(one, batch), recurring(other, batch)) if tick.steps or tick.tokens]
+    if len(known) < 2:
+        return True
+    combined = steps_due(known, steps, each)
+    return combined is None or combined < sum(times_due(tick, steps, each) for tick in known)

@@ -35,14 +35,21 @@ from xtrain.planner.derive.layout import build_layout
 from xtrain.planner.derive.model import derive_architecture
 from xtrain.planner.derive.pipeline import assign_stages, check_microbatches
 from xtrain.planner.derive.serving import architecture_with_slots, as_training, check_server, with_slots
-from xtrain.planner.graph.saving import check_average, check_awaited, check_backend, check_nan, check_saving
+from xtrain.planner.graph.saving import check_average, check_backend, check_nan
 from xtrain.planner.graph.timeline import NOTHING_SCHEDULED, check_alerts, check_ticks, fill_schedule
 from xtrain.planner.rules.elastic import Elastic, ValidatedSpec, settle_worlds
 from xtrain.planner.rules.idle import check_idle, check_idle_accumulation, check_usual
 from xtrain.planner.rules.layout import check_further, check_topology, fit_teacher
 from xtrain.planner.rules.modules import check_base, check_code, check_modules
 from xtrain.planner.rules.products import check_fp8, check_qat
-from xtrain.planner.rules.schedule import check_beginning, check_phases, check_profiles, resumed_batch
+from xtrain.planner.rules.schedule import (
+    check_awaited,
+    check_beginning,
+    check_phases,
+    check_profiles,
+    check_saving,
+    resumed_batch,
+)
 
 # Settings that decide whether an optimizer can update the model.
 _UPDATES: Final = "optimizer.* precision.params scheduler.kind model.* parallel.tp.size {world}"
