@@ -5,6 +5,7 @@ from typing import Any
 
 from xtrain.contracts.actions import PlannedTracker
 from xtrain.dsl.schema.setting import execution_setting
+from xtrain.dsl.values import value_of
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.findings import Findings
 
@@ -29,7 +30,7 @@ class ProjectTracker(PlannedTracker):
         """Check that names are not empty."""
         for setting in ("project", "name"):
             value, path = getattr(self, setting), f"log.{self.kind}.{setting}"
-            if value is not None and not value.strip():
+            if value is not None and not value_of(value).strip():
                 found.fail(
                     path, "X622", path, f"{setting} is empty", f'write {setting} = "pretraining", or leave it out'
                 )

@@ -142,9 +142,13 @@ def test_texts_that_are_handed_on_are_hidden_and_all_others_plain():
     assert hides == {
         ("notify", "command"),
         *(("wandb", name) for name in ("project", "entity", "name", "group", "tags", "notes")),
+        *((kind, name) for kind in PROJECTS for name in ("project", "name", "tags")),
+        *(("mlflow", "uri"), ("trackio", "space"), ("aim", "repo"), ("comet", "workspace")),
+        *(("swanlab", name) for name in ("workspace", "description")),
     }
 
 
+PROJECTS = ("mlflow", "trackio", "comet", "swanlab", "aim")
 PARTS = """from xtrain import collator, hook, source, tracker
 @source
 def lines(url, deep=None):
