@@ -14,8 +14,8 @@ def stop_early(
 ) -> StepCall:
     """Count measurements without improvement. Every rank knows the values, so all finish after the same step.
 
-    The counters are `progress.kept[node_id]`: `best` and the number of measurements since then, `waited`. A value that
-    is not finite is no improvement.
+    The counters are `progress.kept[node_id]`: `metric`, its `best` value, and the number of measurements since then,
+    `waited`; those of another metric or run do not count. A value that is not finite is no improvement.
     """
 
     def judge() -> None:
@@ -29,16 +29,17 @@ def stop_early(
         at, value = progress.measured.get(metric, (-1, 0.0))
         if at != progress.step:
             return
-        best, waited = (progress.kept.get(node_id) or {"best": None, "waited": 0}).values()
+        kept = progress.kept.get(node_id, {})
+        best, waited = kept.get("best"), kept.get("waited", 0)
         gain = 0.0 if best is None else value - best if highest else best - value
         if isfinite(value) and (best is None or gain > least):
             best, waited = value, 0
         else:
             waited += 1
-        progress.kept[node_id] = {"best": best, "waited": waited}
+        progress.kept[node_id] = {"metric": metric, "best": best, "waited": waited}
         judge()
 
-    if not begun.start.own:  # another run's measurements do not end this one
+    if not begun.start.own or progress.kept.get(node_id, {}).get("metric") != metric:
         progress.kept.pop(node_id, None)
     judge()
     return run

@@ -71,7 +71,7 @@ def test_counters_go_through_a_checkpoint():
     assert end_of([3.0, 2.0, 2.5], first) is None
     state = json.loads(json.dumps(first.counters()))
     resumed.take(state)
-    assert resumed.kept == {"n": {"best": 2.0, "waited": 1}} and end_of([2.1], resumed) == 4
+    assert resumed.kept == {"n": {"metric": "eval/a/loss", "best": 2.0, "waited": 1}} and end_of([2.1], resumed) == 4
     # Finished, and started again: over without another step. With more patience it trains on.
     again = Progress()
     again.take(json.loads(json.dumps(resumed.counters())))
@@ -79,10 +79,11 @@ def test_counters_go_through_a_checkpoint():
     assert not again.over
     stop_early("n", again, own(True), "eval/a/loss", 2, 0.0, False)
     assert "2 measurements in a row" in again.over
-    other = Progress()
-    other.take(resumed.counters())
-    stop_early("n", other, own(False), "eval/a/loss", 2, 0.0, False)
-    assert not other.over and not other.kept
+    for own_run, metric in ((False, "eval/a/loss"), (True, "eval/b/loss")):
+        other = Progress()
+        other.take(resumed.counters())
+        stop_early("n", other, own(own_run), metric, 2, 0.0, False)
+        assert not other.over and not other.kept
 
 
 @pytest.fixture
