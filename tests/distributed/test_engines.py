@@ -91,7 +91,8 @@ def test_faults_of_an_engine_change_nothing_that_is_learned(here: Laboratory, st
     assert not stub.faults and set(stub.used) == set(weights) and len(weights) == 3 - stale
     assert shown(faulty) == shown(plain) and measured(faulty) == measured(plain)
     said = warnings(faulty)
-    assert "did not have the weights of step 0" in said and "it has 2 continuations where 3 were asked for" in said
+    # Which wrong answers are seen depends on time: nobody reads the answer to a request that was given up.
+    assert "did not have the weights of step 0" in said and "gave a wrong answer, and was asked again: it has" in said
     assert [each["rollout/age"] for each in measured(plain)] == [min(step, stale) for step in range(3)]
     # The trainer's log-probabilities of the stub's letters are others; where weights are older, that says nothing.
     assert ["rollout/logprob_gap" in each for each in measured(plain)] == [True, not stale, not stale]
