@@ -15,7 +15,7 @@ def stop_early(
     """Count measurements without improvement. Every rank knows the values, so all finish after the same step.
 
     The counters are `progress.kept[node_id]`: `metric`, its `best` value, and the number of measurements since then,
-    `waited`; those of another metric or run do not count. A value that is not finite is no improvement.
+    `waited`; counts for another metric or run are dropped. A value that is not finite is no improvement.
     """
 
     def judge() -> None:
