@@ -305,6 +305,7 @@ def _write_loss(draft: Draft, stage: str, adapter: bool) -> None:
         draft.translated("stage")
         draft.meaningless("pref_* dpo_label_smoothing simpo_gamma kto_*", "no preferences are learned")
         if draft.get("use_dft_loss") and stage == "sft":
+            draft.label("loss", "cross_entropy", "use_dft_loss")
             draft.set("loss.dynamic", True, "use_dft_loss")
         draft.same("use_dft_loss", "off")
         return

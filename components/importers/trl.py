@@ -221,6 +221,7 @@ def _write_loss(draft: Draft, method: str, adapter: bool) -> None:
         if kind in (None, "nll", "chunked_nll"):
             draft.same("loss_type", "cross-entropy")
         if kind == "dft":
+            draft.label("loss", "cross_entropy", "loss_type")
             draft.set("loss.dynamic", True, "loss_type")
         draft.missing("loss_type", "this loss is not there")
     elif method == "dpo":

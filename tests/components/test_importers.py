@@ -81,6 +81,12 @@ AXOLOTL_ROWS = [
     ("loss_watchdog_threshold: 5.0\nloss_watchdog_patience: 2",
      ("loss_above = 5", "loss_patience = 2", "on loss_above checkpoint then stop")),
     ("loss_watchdog_threshold: 5.0", ("loss_above = 5", "on loss_above checkpoint then stop")),
+    ("datasets:\n  - path: https://example.com/a.jsonl\n    type: alpaca", ['source = jsonl("https://example.com/a.jsonl")']),
+    ("val_set_size: 0.1\nevals_per_epoch: 4\nearly_stopping_patience: 3\nload_best_model_at_end: true",
+     ("best = eval.a.loss",
+      "every 25% eval a { batches = none } then early_stop { metric = eval.a.loss, patience = 3 }")),
+    ("use_mlflow: true\nmlflow_experiment_name: p\nmlflow_tracking_uri: http://t", ("mlflow {", 'uri = "http://t"')),
+    ("use_swanlab: true\nswanlab_project: p\nswanlab_mode: cloud", ("swanlab {", 'project = "p"')),
     # length
     ("num_epochs: 2", ["budget = 2 epochs"]),
     ("num_epochs: 0.5", ["budget = 0.5 epochs"]),
@@ -267,6 +273,8 @@ per_device_train_batch_size: 2
 learning_rate: 1e-3
 """
 OTHER_ROWS = [
+    ("trl", "loss_type: dft", ["dynamic = true"]),
+    ("llama_factory", "use_dft_loss: true", ["dynamic = true"]),
     ("trl", "num_train_epochs: 1", ["budget = 1 epoch", "micro = 8", "keep = none", "every 500 steps checkpoint"]),
     ("trl", "max_steps: 9", ["budget = 9 steps"]),
     ("trl", "model_name_or_path: org/name\nmodel_revision: v1",
@@ -471,6 +479,9 @@ NESTED = [
     ("arctic_training", {}, ['source = huggingface("org/name", split = "train[:9]")', 'messages = "messages"',
                              "lr = 0.0005", "!weight_decay = 0.1", "betas = [0.9, 0.999]", "warmup = 10%",
                              "activation full", "compute = bf16", "oversized = skip", "sequence = 8192"]),
+    ("xorl", {"lora": {"enable_lora": True, "merge_lora_interval": 10}}, ["every 10 steps merge { state = keep }"]),
+    ("xorl", {"lora": {"enable_lora": True, "merge_lora_interval": 9, "reset_optimizer_on_merge": True}},
+     ["every 9 steps merge { state = reset }"]),
     ("arctic_training", {"type": "causal"}, ["oversized = split"]),
     ("arctic_training", {"train_iters": 100, "exit_iteration": 10}, ["budget = 100 steps", "stop_at = 10 steps"]),
     ("arctic_training", {"epochs": 2, "micro_batch_size": 3}, ["budget = 2 epochs", "micro = 3"]),
