@@ -75,7 +75,7 @@ class CodeLayer(Layer):
                 cut=each.get("cut"),
                 partial="always" if each.get("partial") else "never",
                 multiplied=chosen / experts,
-                linear=each.get("linear", False),
+                linear=each.get("linear", False) and not each.get("idle", False),
                 expert=each.get("expert", False),
                 turned=each.get("turned", False),
             )

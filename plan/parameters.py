@@ -261,18 +261,35 @@ def blocks_beyond(pattern: str, arch: Architecture) -> tuple[str, str] | None:
 
 
 def frozen_names(arch: Architecture, patterns: Sequence[str]) -> frozenset[str]:
-    """Return the parameters that are not trained: parameters that patterns match. With an adapter: the whole model,
-    except a reward head and the parts that `train` of the adapter names, and the adapter's stored initial values."""
+    """Return the parameters that are not trained: parameters that patterns match, and idle parameters of transformers'
+    code. With an adapter: the whole model, except a reward head and the parts that `train` of the adapter names, and
+    the adapter's stored initial values."""
+    idle = _idle_names(arch)
     if (adapter := arch.adapter) is not None:
         trained = (*adapter.train, *((SCORE,) if not arch.has_logits else ()))
         own = (tensor.name for tensor in parameters(arch) if not tensor.adapter)
         kept = Patterns(trained)
         model = (name for name in own if not kept.of(name))
-        return frozenset(model) | {tensor.name for tensor in parameters(arch) if tensor.begun}
+        return idle.union(model, (tensor.name for tensor in parameters(arch) if tensor.begun))
     if not patterns:
-        return frozenset()
+        return idle
     fixed = Patterns(patterns)
-    return frozenset(tensor.name for tensor in parameters(arch) if fixed.of(tensor.name))
+    return idle.union(tensor.name for tensor in parameters(arch) if fixed.of(tensor.name))
+
+
+def _idle_names(arch: Architecture) -> frozenset[str]:
+    """Return the parameters of a model of transformers' code that no loss has a gradient of."""
+    code = arch.own.get("code")
+    if code is None:
+        return frozenset()
+    of_layers = (
+        f"layers.{layer}.{each['name']}"
+        for kind in code["kinds"]
+        for each in kind["parameters"]
+        if each.get("idle")
+        for layer in kind["layers"]
+    )
+    return frozenset((*of_layers, *(each["name"] for each in code["ends"] if each.get("idle"))))
 
 
 def check_frozen(spec: Spec, arch: Architecture, found: Findings) -> None:

@@ -1,5 +1,6 @@
 """The pages of the documentation: navigation, links, search, and the commands in them, which are run."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,15 @@ def test_every_block_of_commands_is_run_or_says_why_not():
 @pytest.mark.timeout(900)
 def test_commands_do_what_the_page_says(page, tmp_path):
     assert run_page(page, tmp_path) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_readme_tunes_exports_and_asks_a_model_of_transformers(tmp_path):
+    assert run_page(ROOT / "README.md", tmp_path, slow=True) > 0
+    assert (tmp_path / "adapters" / "tuned" / "adapter_model.safetensors").exists()
+    config = json.loads((tmp_path / "models" / "tuned" / "config.json").read_text())
+    assert config["architectures"] == ["ApertusForCausalLM"]
 
 
 @pytest.mark.parametrize(("words", "place"), [

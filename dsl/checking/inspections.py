@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from xtrain.dsl.schema.model import EXECUTES
 
-DESCRIPTION: Final = 20  # changes with the content of descriptions
+DESCRIPTION: Final = 21  # changes with the content of descriptions
 LONGEST: Final = 600  # seconds
 PACKAGE: Final = __name__.partition(".dsl.")[0]
 

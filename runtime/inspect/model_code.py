@@ -29,9 +29,12 @@ from xtrain.runtime.inspect.code_ranks import computes_spread, confirmed_cuts
 from xtrain.runtime.inspect.small_model import (
     POSITIONS,
     gathered_matrices,
+    idle_parameters,
     is_causal,
     keeps_documents_apart,
+    layer_kind,
     measured_logits,
+    of_layers,
     reward_class,
     shows,
     small,
@@ -279,16 +282,22 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
     saved = set(code.model.state_dict())
     cuts = confirmed_cuts(code, tiny, (routed, small_routed), kernels=kernels)
     experts, chosen = counted(config, EXPERTS), counted(config, CHOSEN)
-    kinds = []
+    kinds, idle = [], idle_parameters(tiny)
+    idle_of = of_layers(idle, tiny)
     for layers in groups.values():
         module = code.layers[layers[0]]
+        idle_here = idle_of.get(layer_kind(module), frozenset())
         prefix = f"{code.layers_path}.{layers[0]}."
         buffers = {name: list(b.shape) for name, b in module.named_buffers() if f"{prefix}{name}" in saved}
         kinds.append(
             {
                 "layers": layers,
                 "parameters": [
-                    {**each, **(cuts or {}).get(layers[0], {}).get(each["name"], {})}
+                    {
+                        **each,
+                        **(cuts or {}).get(layers[0], {}).get(each["name"], {}),
+                        **({"idle": True} if each["name"] in idle_here else {}),
+                    }
                     for each in _parameters(module, stacks, experts, chosen)
                 ],
                 "buffers": buffers,
@@ -316,7 +325,10 @@ def describe(content: Mapping[str, Any]) -> dict[str, Any]:
         **attention,
         "ffn": counted(config, ("intermediate_size", "ffn_dim", "n_inner"), 0),
         "init_std": float(getattr(config, "initializer_range", None) or 0.02),
-        "ends": [{"name": ours, "shape": list(shapes[theirs].shape)} for theirs, ours in ends.items()],
+        "ends": [
+            {"name": ours, "shape": list(shapes[theirs].shape), **({"idle": True} if ours in idle else {})}
+            for theirs, ours in ends.items()
+        ],
         "kinds": kinds,
         "shared": shared,
         "longest": _longest(code),

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from xtrain.plan.architecture import HEAD
 from xtrain.runtime.nn.attention import by_document
 from xtrain.runtime.nn.attention_blocks import Scores
 from xtrain.runtime.nn.batch import DocumentLayout
@@ -285,6 +286,25 @@ def is_causal(code: CodeModel) -> bool:
 
 
 # What surrounds training ---------------------------------------------------------------------------------------------
+
+
+def idle_parameters(code: CodeModel) -> frozenset[str]:
+    """Return the parameters, by their names in a plan, that hidden states have no gradient of: attention to an encoder,
+    poolers, or scores that only choose positions. An expert may have had no token."""
+    code = CodeModel(copy.deepcopy(code.model))
+    code.hidden(ids_of(code, POSITIONS)).sum().backward()
+    idle = {code.names.get(name, "") for name, parameter in code.model.named_parameters() if parameter.grad is None}
+    return frozenset(name for name in idle if name and not name.startswith(f"{HEAD}.") and "expert" not in name)
+
+
+def of_layers(names: frozenset[str], code: CodeModel) -> dict[Any, frozenset[str]]:
+    """Return kind of layers → the parameters that all of its layers have among `names`, by their names in a layer."""
+    found: dict[Any, frozenset[str]] = {}
+    for number, layer in enumerate(code.layers):
+        start, kind = f"layers.{number}.", layer_kind(layer)
+        own = frozenset(name.removeprefix(start) for name in names if name.startswith(start))
+        found[kind] = own & found.get(kind, own)
+    return found
 
 
 @torch.no_grad()

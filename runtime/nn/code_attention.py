@@ -84,4 +84,4 @@ def _attention(
     padded = F.pad(value, (0, missing)) if missing else value
     out_BHSA = _ATTEND.get()(query, key, padded, scores, sink_H)
     out_BSHA = out_BHSA.transpose(1, 2)
-    return (out_BSHA[..., : value.shape[-1]] if missing else out_BSHA), None
+    return (out_BSHA[..., : value.shape[-1]] if missing else out_BSHA).contiguous(), None  # some layers take a view

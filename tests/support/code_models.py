@@ -2,7 +2,8 @@
 
 python tests/support/code_models.py TYPE…     a line for each type (all types without arguments)
 python tests/support/code_models.py --write [TYPE…]   the page of all types (docs/model_types.md), or their rows of it
-python tests/support/code_models.py --from FILE   the page, or rows of it, from lines that were printed before
+python tests/support/code_models.py --fsdp TYPE…   a line for each type: two ranks with FSDP against one process
+python tests/support/code_models.py --from FILE   the page, or rows of it, from lines of either kind that were printed
 """
 
 import json
@@ -53,6 +54,7 @@ from xtrain.runtime.sampling.text_generator import Prompts
 from xtrain.runtime.store.adapter_export import export_of
 
 ROUNDING = 1e-4  # largest difference of gradients in fp32
+EXACT, NARROW = 1e-10, 1e-5  # largest differences of two ranks from one in fp64, and where the code casts to fp32
 LENGTHS = (20, 27, 17)  # documents of a row
 ENCODERS = (
     "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
@@ -419,6 +421,8 @@ WHY = {
     "forwards": ("l", "the texts are those of whole forwards of transformers; its own cache has none or gives others"),
     "texts": ("m", "the texts differ"),
     "warned": ("n", "`from_pretrained` warns of an export as it does not of the folder"),
+    "narrow": ("o", "two ranks are equal to one to 1e-5: transformers' code casts to fp32, as in routers or norms, "
+        "whatever the format of parameters"),
 }  # fmt: skip
 HEAD = """# Types of models that transformers computes
 
@@ -431,18 +435,21 @@ a type with a native family. [families.md](families.md#any-other-model) describe
   or both to 1e-6 in fp64), and an export without training has the same bytes;
 - **texts**: `from_pretrained` reads the export without a warning, and 32 tokens that xtrain continues a prompt by are
   those of transformers' `generate` with its cache;
+- **fsdp**: over two steps of two ranks in fp64, losses, gradient norms and all parameters equal those of one process,
+  which takes the four rows of a step together, to 1e-10;
 - **packs**: documents of a row are kept apart; without it each document has a row of its own;
-- **tp**, **pp**, **cp**, **ep**: the layout computes the same, as a plan measures it before it allows the layout. Some
-  types are run on two ranks as well (`tests/distributed/test_model_folders.py`).
+- **tp**, **pp**, **cp**, **ep**: the layout computes the same, as a plan measures it before it allows the layout. cp
+  stands for ring and Ulysses attention alike: positions are on any rank, and xtrain's kernels attend. Some types are
+  run on two ranks as well (`tests/distributed/test_model_folders.py`).
 
-{count} of {all} types train, and texts of {texts} are the same; {packs} of them pack, {tensor} take tp, {stages} pp,
-{spread} cp and {spread_experts} ep. `·` stands for what was not tried, an empty cell for no, without the reason, and a
-letter for the reason:
+{count} of {all} types train, and texts of {texts} are the same; {fsdp} of them equal one process with fsdp to 1e-10 and
+{narrow} more to 1e-5, {packs} pack, {tensor} take tp, {stages} pp, {spread} cp and {spread_experts} ep. `·` stands for
+what was not tried, an empty cell for no, without the reason, and a letter for the reason:
 
 {why}
 
-| type | trains | texts | packs | tp | pp | cp | ep |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+| type | trains | texts | fsdp | packs | tp | pp | cp | ep |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -453,37 +460,46 @@ def passes(row: dict[str, Any]) -> bool:
     return (narrow or wide) and not row["changed"]
 
 
-def line_of(row: dict[str, Any]) -> str:
-    """The line of a type in the page."""
+def cells_of(row: dict[str, Any], sharded: str) -> list[str]:
+    """The cells of a type in the page. sharded: the cell of fsdp."""
     if passes(row):
         texts = "warned" if row["warned"] else {"generate": "", "": "texts"}.get(row["texts"], row["texts"])
-        cells = [texts, *("" if row[name] else row["reasons"][name] for name in MARKS)]
-        return f"| {row['type']} | ● | {' | '.join(WHY[each][0] if each else '●' for each in cells)} |"
+        why = [texts, *("" if row[name] else row["reasons"][name] for name in MARKS)]
+        first, *others = (WHY[each][0] if each else "●" for each in why)
+        return ["●", first, sharded, *others]
     apart = f"gradients differ by {row['gradients']:.1e}" if "gradients" in row else "an export changes tensors"
     found = re.findall(r"error\[X\d+\]: (.*)", row.get("refused", ""))
     reason = row.get("error") or (found[0] if found else row.get("refused")) or apart
     reason = re.sub(r"/tmp/\S+?/config\.json: |/tmp/\S+/", "", reason.replace("|", "/"))
-    return f"| {row['type']} | {reason} |{' |' * (1 + len(MARKS))}"
+    return [reason, *[""] * (2 + len(MARKS))]
+
+
+def sharded_cell(row: dict[str, Any]) -> str:
+    """The cell of fsdp in the page, of a line of `--fsdp`."""
+    if row["fsdp"] is None:
+        return ""
+    if row["fsdp"] < EXACT:
+        return "●"
+    return WHY["narrow"][0] if row["narrowed"] and row["fsdp"] < NARROW else ""
 
 
 def page(rows: list[dict[str, Any]], version: str, before: str = "") -> str:
-    """The page of all types. before: the page with the lines of types that have no row."""
-    lines = {line.split("|")[1].strip(): line for line in before.splitlines() if line.startswith("| ")}
-    lines = {kind: line for kind, line in lines.items() if kind not in ("type", "---")}
-    lines = {kind: _with_texts(line) for kind, line in lines.items()}
-    lines |= {row["type"]: line_of(row) for row in rows}
-    cells = [[cell.strip() for cell in line.split("|")[2:-1]] for line in lines.values()]
-    good = [each for each in cells if each[0] == "●"]
-    counts = {name: sum(each[1 + place] == "●" for each in good) for place, name in enumerate(("texts", *MARKS))}
+    """The page of all types. before: the page with the cells of types that have no row."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in before.splitlines() if line.startswith("| ")]
+    cells = {kind: own for kind, *own in lines if kind not in ("type", "---")}
+    for row in rows:
+        own = cells.get(row["type"], ["", "", "·"])
+        if "fsdp" not in row:
+            cells[row["type"]] = cells_of(row, own[2] or "·")
+        elif own[0] == "●":
+            cells[row["type"]] = [*own[:2], sharded_cell(row), *own[3:]]
+    good = [each for each in cells.values() if each[0] == "●"]
+    names = ("texts", "fsdp", *MARKS)
+    counts = {name: sum(each[1 + place] == "●" for each in good) for place, name in enumerate(names)}
+    counts["narrow"] = sum(each[2] == WHY["narrow"][0] for each in good)
     why = ";\n".join(f"- {letter}: {reason}" for letter, reason in WHY.values()) + "."
-    head = HEAD.format(version=version, count=len(good), all=len(lines), why=why, **counts)
-    return head + "\n".join(lines[kind] for kind in sorted(lines)) + "\n"
-
-
-def _with_texts(line: str) -> str:
-    """A line of a page that had no column of texts yet."""
-    cells = line.split("|")
-    return "|".join((*cells[:3], " · " if cells[2] == " ● " else " ", *cells[3:])) if len(cells) == 9 else line
+    head = HEAD.format(version=version, count=len(good), all=len(cells), why=why, **counts)
+    return head + "".join(f"| {' | '.join((kind, *cells[kind]))} |\n" for kind in sorted(cells))
 
 
 def printed(path: str) -> list[dict[str, Any]]:
@@ -501,7 +517,9 @@ if __name__ == "__main__":
     if "--from" in sys.argv:
         chosen, seen = [], printed(sys.argv[-1])
     else:
-        chosen = [each for each in sys.argv[1:] if each != "--write"] or every
+        chosen = [each for each in sys.argv[1:] if not each.startswith("--")] or every
+    if "--fsdp" in sys.argv:
+        from code_shards import sharded as table
     for row in table(chosen):
         print(json.dumps(row), flush=True)
         seen.append(row)

@@ -7,8 +7,8 @@ A fence says what is done with its block:
 - ```` ```console ````: commands after `$ `, each followed by its output. `…` stands for any text in a line,
   and alone in a line for any lines. Numbers with a point or a unit of time, and ids, may differ.
 
-`<!-- not run: REASON -->` before a fence leaves the block out. `<!-- set up: COMMANDS -->` is run and not
-shown.
+`<!-- not run: REASON -->` before a fence leaves the block out, with `SLOW` as the reason only by default. `<!-- set up:
+COMMANDS -->` is run and not shown.
 """
 
 import os
@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -28,6 +28,7 @@ FENCE = re.compile(
     r"(?P<text>.*?)^(?P=indent)```$|<!-- set up:\n(?P<hidden>.*?)-->",
     re.MULTILINE | re.DOTALL,
 )
+SLOW = "a slow test does"
 COMMAND = re.compile(
     r"^(?:\$ )?(?:[A-Z_]+=\S+ )*(?:xtrain [a-z-]+(?= |$)|(?:python|torchrun|srun|pip|mkdocs|pytest) \S)", re.MULTILINE
 )
@@ -70,14 +71,16 @@ def blocks_of(page: Path) -> list[Block]:
     return found
 
 
-def run_page(page: Path, folder: Path) -> int:
-    """Run a page in a folder; return the number of blocks that ran commands.
+def run_page(page: Path, folder: Path, *, slow: bool = False) -> int:
+    """Run a page in a folder; return the number of blocks that ran commands. slow: run blocks marked `SLOW`, too.
 
     Raises AssertionError, with the place of the block, where a command fails or prints something else.
     """
     shutil.copytree(ROOT / "specs", folder / "specs", dirs_exist_ok=True)
     count = 0
     for block in blocks_of(page):
+        if slow and block.skipped == SLOW:
+            block = evolve(block, skipped=None)
         if not block.is_run:
             continue
         if block.title is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from code_models import ROLLOUT, SINGLE, built, differences, make, plan_for, round_trip, rows, theirs
+from code_models import ROLLOUT, SINGLE, built, content_of, differences, make, plan_for, round_trip, rows, theirs
 from reference_models import make as make_native
 from small_runs import SPEC, make_run, plan_of, read, save
 from torch.utils.flop_counter import FlopCounterMode
@@ -26,9 +26,11 @@ from xtrain.runtime.feed.microbatch import IGNORE_INDEX
 from xtrain.runtime.inspect import small_model
 from xtrain.runtime.inspect.code_layouts import attends_by_kernels
 from xtrain.runtime.inspect.code_ranks import _on_two_ranks
+from xtrain.runtime.inspect.small_model import idle_parameters, of_layers, small
 from xtrain.runtime.inspect.trace import trace_plan
+from xtrain.runtime.nn.code_attention import _attention, attending
 from xtrain.runtime.nn.code_transformer import CodeTransformer
-from xtrain.runtime.nn.model_code import CodeModel, UnknownCode
+from xtrain.runtime.nn.model_code import CodeModel, UnknownCode, build, config_of
 from xtrain.runtime.sampling.text_generator import Prompts
 from xtrain.runtime.store.adapter_export import export_of
 
@@ -476,3 +478,36 @@ def test_rounding_of_a_small_model_refuses_nothing(tmp_path: Path, monkeypatch: 
     assert not attends_by_kernels(code) and small_model.shows(attends_by_kernels, code)
     assert not small_model.shows(lambda code: False, code)
     assert next(code.model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("kind", "part"), [("blenderbot-small", "encoder_attn"), slow("deepseek_v32", "indexer")])
+def test_parameters_that_no_hidden_state_depends_on_are_idle(kind: str, part: str):
+    config = config_of(content_of(kind))
+    with torch.device("meta"):
+        tiny = small(config.to_dict(), build(config))
+    assert tiny is not None
+    idle, found = idle_parameters(tiny), of_layers(idle_parameters(tiny), tiny)
+    own = {name.partition(".")[2].partition(".")[2] for name in idle if name.startswith("layers.")}
+    assert idle and all(part in name for name in idle) and own == frozenset().union(*found.values())
+
+
+@pytest.mark.slow
+def test_idle_parameters_are_frozen(tmp_path: Path):
+    """The plan names them, adapters leave them out, and all other parameters have gradients."""
+    make("blenderbot-small", tmp_path / "model")
+    plan, adapted = (plan_for(tmp_path / "model", more=f"{SINGLE}\n{each}") for each in ("", "adapter lora { }"))
+    frozen = {each.name for each in plan.parameters.tensors if not each.trained}
+    assert frozen and all("encoder_attn" in name for name in frozen)
+    assert "encoder_attn" in plan.node("setup.freeze").does
+    assert not any("encoder_attn" in each.adapter for each in adapted.parameters.tensors)
+    model = built(plan)
+    model.whole(None, rows(plan.architecture.vocab, (20,))).sum().backward()
+    assert {name for name, parameter in model.named_parameters() if parameter.grad is None} == frozen
+
+
+def test_layers_may_take_views_of_attention():
+    q, k, v = (torch.randn(2, 3, 5, 4) for _ in range(3))
+    for width in (4, 2):
+        with attending(lambda q, *_: q):
+            out, _ = _attention(torch.nn.Module(), q, k, v[..., :width])
+        assert out.is_contiguous() and torch.equal(out, q[..., :width].transpose(1, 2))
