@@ -120,8 +120,7 @@ ROUNDING: Final = "setup.qat"
 
 @frozen(kw_only=True)
 class RoundedProduct:
-    """Product over T tokens of a rounded matrix, and of rounded inputs. inputs: axes whose ranks hold the other inputs
-    of a token; other fields: see `Fp8Product`."""
+    """Product over T tokens of a rounded matrix, and of rounded inputs. Fields: see `Fp8Product`."""
 
     qat: Qat
     tokens: int
@@ -129,6 +128,8 @@ class RoundedProduct:
     inputs_wide: int
     width: int
     inputs: Axes = ()
+    outputs: Axes = ()
+    spread: Axes = ()
     trained: bool = True
 
     @property
@@ -138,33 +139,38 @@ class RoundedProduct:
     @property
     def masks_inputs(self) -> bool:
         """True if the gradient of x is masked where inputs saturate."""
-        return self.qat.activations != "none"
+        return self.qat.activations == "int8"
 
     @property
     def calls(self) -> list[CollectiveCall]:
-        """Collectives of the forward: largest numbers of rows of W, and the ends of the range of each token."""
+        """Collectives of the forward. Integers: largest numbers of rows of W, and the ends of the range of each token.
+        nvfp4: the largest numbers of W and of the tokens."""
         return [*self._of_weights, *self._of_inputs]
 
     @property
     def input_calls(self) -> list[CollectiveCall]:
         """Collectives of the input's gradient."""
-        return self.calls
+        return self._of_weights if self.qat.floats else self.calls
 
     @property
     def weight_calls(self) -> list[CollectiveCall]:
         """Collectives of the matrix's gradient."""
-        return [*self._of_inputs, *self._of_weights] if self.trained else []
+        return [*self._of_inputs, *(() if self.qat.floats else self._of_weights)] if self.trained else []
 
     @property
     def _of_weights(self) -> list[CollectiveCall]:
-        return self._calls(self.outputs_wide if self.qat.group == ROW else 0)
+        if self.qat.weights == "nvfp4":
+            return self._calls(1, (*self.inputs, *self.outputs))
+        return self._calls(self.outputs_wide if self.qat.group == ROW else 0, self.inputs)
 
     @property
     def _of_inputs(self) -> list[CollectiveCall]:
-        return self._calls(2 * self.tokens if self.qat.activations != "none" else 0)
+        if self.qat.activations == "nvfp4":
+            return self._calls(1, (*self.inputs, *self.spread))
+        return self._calls(2 * self.tokens if self.qat.activations == "int8" else 0, self.inputs)
 
-    def _calls(self, numbers: int) -> list[CollectiveCall]:
-        return [CollectiveCall(axis, "all_reduce", ROUNDING, numbers * self.width) for axis in self.inputs if numbers]
+    def _calls(self, numbers: int, axes: Axes) -> list[CollectiveCall]:
+        return [CollectiveCall(axis, "all_reduce", ROUNDING, numbers * self.width) for axis in axes if numbers]
 
     @property
     def scratch(self) -> tuple[int, int]:
@@ -176,6 +182,11 @@ class RoundedProduct:
         if self.qat.activations == "none":
             x = 0
         kept = weight * width if self.trained else 0
+        if self.qat.floats:
+            rounding = 2 * exact
+            of_weights = max(rounding * x - kept, width * x) if self.trained else 0
+            forward = max(rounding * weight, width * weight + rounding * x)
+            return forward, max(rounding * weight - kept, of_weights)
         forward = max(rounding * weight, width * weight + max(rounding, width) * x)
         # The gradients that are made count on their own.
         of_inputs = max(rounding * weight, width * weight, rounding * x) - kept

@@ -160,14 +160,14 @@ class Tracer:
             "inputs_wide": inputs,
             "width": local.width,
             "inputs": tensor if cut == "row" else (),
+            "outputs": tensor if cut == "column" else (),
+            "spread": (*context, *(tensor if cut is None and tokens < local.tokens else ())),
             "trained": weight not in self.frozen,
         }
         if formats.fp8 is not None:
             product = Fp8Product(
                 recipe=formats.fp8.chosen,
                 exact=local.exact if device_kind(self.resolved.spec) == "cpu" else 0,
-                outputs=tensor if cut == "column" else (),
-                spread=(*context, *(tensor if cut is None and tokens < local.tokens else ())),
                 **common,
             )
         else:

@@ -8,6 +8,7 @@ from xtrain.components.importers._deepspeed_json import write_zero
 from xtrain.components.importers._transformers_trainer import module_names, names, write_lora
 from xtrain.dsl.importing.accounts import is_off
 from xtrain.dsl.importing.draft import Draft
+from xtrain.dsl.schema.precision import FLOATS
 
 _EXPERTS: Final = re.compile(r"moe|mixtral|\d+x\d+b|-a\d+b|gpt-oss|deepseek|dbrx|jamba|glm-?[45]|scout|maverick")
 _FIRST: Final = '"layers.0.self_attn.q_proj"'
@@ -70,14 +71,18 @@ def _write_rounding(draft: Draft) -> None:
         draft.meaningless("fp8_enable_fsdp_float8_all_gather", "messages have the format of `rest`; products are equal")
     draft.unless_off("fp8 fp8_enable_fsdp_float8_all_gather", "it goes with `fp8`")
     form = (draft.get("qat.weight_dtype"), draft.get("qat.activation_dtype"))
-    if form == ("int4", "int8"):
-        draft.set("precision.qat.weights", None, "qat.weight_dtype", text="int4")
-        draft.set("precision.qat.activations", None, "qat.activation_dtype", text="int8")
-        draft.set("precision.qat.group", draft.number("qat.group_size", 32), "qat.group_size")
+    if form in (("int4", "int8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4")):
+        draft.set("precision.qat.weights", None, "qat.weight_dtype", text=form[0])
+        draft.set("precision.qat.activations", None, "qat.activation_dtype", text=form[1])
+        if form[0] == "int4":
+            draft.set("precision.qat.group", draft.number("qat.group_size", 32), "qat.group_size")
+        elif draft.number("qat.group_size", FLOATS[form[0]]) == FLOATS[form[0]]:
+            draft.same("qat.group_size", "the only group of this format")
         draft.note("it rounds the matrix of the head too; here it is not rounded")
         draft.unless_off("qat.quantize_embedding", "embeddings are not rounded")
         draft.unless_off("qat.fake_quant_after_n_steps", "train without `qat`, then resume with it")
-    draft.unless_off("qat", "`qat` rounds weights to int4 with inputs in int8 as axolotl does, and no other formats")
+    others = "`qat` rounds weights to int4 with inputs in int8 as axolotl does, or both to mxfp4 or nvfp4"
+    draft.unless_off("qat", others)
 
 
 def write_adapter(draft: Draft, adapter: str) -> None:

@@ -167,21 +167,27 @@ class Fp8:
 
 
 ROW: Final = "row"
+# 4-bit floating point (E2M1), and how many numbers of a row share a scale.
+FLOATS: Final = {"mxfp4": 32, "nvfp4": 16}
 
 
 @frozen
 class Qat:
     """`qat { … }`: quantization-aware training. Products of the matrices of blocks take weights, and with `activations`
-    inputs, that are rounded to integers · scale; gradients pass through the rounding. Parameters are not rounded."""
+    inputs, that are rounded to integers or to 4-bit floats · scale; gradients pass through the rounding. Parameters are
+    not rounded."""
 
-    weights: Literal["none", "int4", "int8"] = setting(
-        "integers that weights are rounded to, with a scale per group; none: they are not rounded", default="none"
+    weights: Literal["none", "int4", "int8", "mxfp4", "nvfp4"] = setting(
+        "numbers that weights are rounded to, with a scale per group; none: they are not rounded", default="none"
     )
     group: int | Literal["row"] = setting(
-        "numbers of a row of a matrix that share a scale; row: all of them", default=128, check=at_least(2)
+        "numbers of a row of a matrix that share a scale; row: all of them. mxfp4 has groups of 32, nvfp4 of 16",
+        default=128,
+        check=at_least(2),
     )
-    activations: Literal["none", "int8"] = setting(
-        "integers that the inputs of these products are rounded to, with a scale and a zero point per token",
+    activations: Literal["none", "int8", "mxfp4", "nvfp4"] = setting(
+        "numbers that the inputs of these products are rounded to: int8, with a scale and a zero point per token, or "
+        "the floats of the weights",
         default="none",
     )
     skip: tuple[str, ...] = setting(
@@ -191,8 +197,19 @@ class Qat:
     )
 
     @property
+    def floats(self) -> bool:
+        """True if numbers are rounded to 4-bit floats instead of integers."""
+        return self.weights in FLOATS
+
+    @property
+    def scales_over_tokens(self) -> bool:
+        """True if numbers of different tokens share a scale, so that results depend on the composition of a
+        microbatch."""
+        return self.activations == "nvfp4"
+
+    @property
     def bits(self) -> int:
-        """Bits of a weight."""
+        """Bits of the integers of weights."""
         return int(self.weights.removeprefix("int"))
 
     def unfit(self, outputs: int, inputs: int) -> int:
@@ -202,8 +219,10 @@ class Qat:
     def words(self) -> str:
         """Return a description of it."""
         scales = "row" if self.group == ROW else f"{self.group} numbers of a row"
-        inputs = f"; inputs to {self.activations}, with a scale and a zero point for each token"
-        return f"{self.weights}, with a scale for each {scales}{inputs * (self.activations != 'none')}"
+        whole = " and one for the matrix" if self.weights == "nvfp4" else ""
+        inputs = "in the same way" if self.floats else f"to {self.activations}, with a scale and a zero point for each token"
+        inputs = "" if self.activations == "none" else f"; inputs {inputs}"
+        return f"{self.weights}, with a scale for each {scales}{whole}{inputs}"
 
 
 Products = Fp8 | Qat
@@ -254,5 +273,7 @@ class Precision:
 
     @property
     def rounded(self) -> Qat | None:
-        """Settings of quantization-aware training; None without it."""
-        return self.qat if self.qat.weights != "none" else None
+        """Settings of quantization-aware training, with the group that counts; None without it."""
+        if self.qat.weights == "none":
+            return None
+        return attrs.evolve(self.qat, group=FLOATS.get(self.qat.weights, self.qat.group))

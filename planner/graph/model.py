@@ -380,9 +380,10 @@ def _rounded(graph: Builder, resolved: Resolved, last: str) -> str:
     others = [f"`{name}`, rows of {width}" for name, width in unfit_matrices(arch, 1, qat).items()]
     others = ["experts"] * arch.is_moe + others
     does += f"; not rounded: {', '.join(others)}" if others else ""
-    shares = qat.group == ROW or qat.activations != "none"
-    axes = resolved.wide("tp") if shares else ()
-    does += "; ranks of tp share scales" if axes else ""
+    context = ("ring", "ulysses") if qat.scales_over_tokens else ()
+    shares = qat.weights == "nvfp4" or qat.group == ROW or qat.activations == "int8"
+    axes = resolved.wide(*context, "tp") if shares else ()
+    does += f"; ranks of {' · '.join(axes)} share scales" if axes else ""
     args = {"weights": qat.weights, "group": qat.group, "activations": qat.activations}
     args["matrices"] = {name: list(layers) for name, layers in matrices.items()}
     return graph.add("setup", "setup.qat", does, args=args, axes=axes, after=((last, "model"),))

@@ -129,6 +129,9 @@ def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
         for name in settings_of(type(spec.precision.qat)).keys() - {"weights"}:
             why = "qat.weights is none, so nothing is rounded"
             _warn(spec, f"precision.qat.{name}", why, "write `qat { weights = int4 }`, or remove it", found)
+    elif (rounded := spec.precision.rounded).floats:
+        why = f"{rounded.weights} has a scale for each {rounded.group} numbers"
+        _warn(spec, "precision.qat.group", why, "remove it", found)
     published = spec.checkpoint.enabled or any(action.publishes for _, action in spec.actions)
     if ema is not None and not published:
         _warn(spec, "ema.publish", "checkpoint.enabled is false, so no weights are saved", "remove it", found)

@@ -168,8 +168,8 @@ def _row_faults(spec: Spec, arch: Architecture, code: Mapping[str, Any]) -> Iter
 
 @checks(
     "precision.batch_invariant",
-    reads="precision.batch_invariant precision.compute precision.base compile.mode model.* {context} parallel.tp.size "
-    "launch.device serve",
+    reads="precision.batch_invariant precision.compute precision.qat.weights precision.qat.activations precision.base "
+    "compile.mode model.* {context} parallel.tp.size launch.device serve",
 )
 def _check_invariant(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     """Check that everything has kernels whose results do not depend on the batch."""
@@ -199,6 +199,8 @@ def _variant(spec: Spec, architecture: Architecture, layout: Layout) -> Iterator
         yield "compile.mode", "compiled kernels are made for the number of rows", "remove `compile`"
     if spec.precision.scaled is not None:
         yield "precision.compute", "scales of fp8 are of whole batches", "use bf16"
+    if (rounded := spec.precision.rounded) is not None and rounded.scales_over_tokens:
+        yield "precision.qat.activations", "a scale of nvfp4 is of a whole batch", "use activations none, or mxfp4"
     if spec.precision.base.stores:
         yield "precision.base.kind", "quantized matrices are decoded in pieces by the number of rows", "remove `base`"
     if spec.model.attention != "auto":

@@ -122,8 +122,15 @@ def check_qat(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -
         return
     words = (f"qat rounds weights to {qat.weights}", "a product of rounded matrices")
     path, message, hint, matrices = QAT_RULE, "", "", scaled_matrices(arch, 1, qat)
+    inputs = f"{QAT_RULE}.activations"
     if faults := _in_common(spec, arch, qat, QAT_RULE, words, "remove `qat`"):
         ((path, message, hint),) = faults
+    elif qat.activations not in ("none", own := qat.weights if qat.floats else "int8"):
+        message = f"inputs are rounded to {qat.activations}, and weights to {qat.weights}"
+        path, hint = inputs, f"use activations {own}, or none"
+    elif qat.scales_over_tokens and spec.activation.tile_mlp != 1:
+        message = f"a scale of {qat.activations} is of all tokens, and tile_mlp multiplies some at a time"
+        path, hint = inputs, "use mxfp4 for weights and activations, or tile_mlp 1"
     elif not matrices:
         unfit = unfit_matrices(arch, 1, qat)
         message, hint = "qat has nothing to round: `skip` leaves out all matrices of blocks", "remove `qat`"

@@ -52,21 +52,36 @@ class Blocks(NamedTuple):
     def of(cls, x: Tensor, dim: int) -> "Blocks":
         """Encode a matrix; its extent along `dim` is divisible by `BLOCK`."""
         parts, inner = x.unflatten(dim, (-1, BLOCK)), dim + 1
-        exact = torch.promote_types(x.dtype, torch.float32)
-        scale = largest_of(parts, inner).to(exact) / MOST
-        power = torch.ceil(torch.log2(scale)).clamp_(-BIAS, BIAS).add_(BIAS)
-        power = torch.where(scale.isinf(), INFINITE, power)
-        factor = torch.where(power == 0, 1.0, torch.where(power == INFINITE, 2.0**-BIAS, torch.exp2(BIAS - power)))
-        codes = (parts.to(exact) * factor).clamp_(-MOST, MOST).to(E4M3)
-        return cls(
-            codes.flatten(dim, inner), torch.where(scale.isnan(), NAN, power).to(torch.uint8).squeeze(inner), dim
-        )
+        power, factor = _powers(parts, inner, MOST)
+        codes = (parts.to(factor.dtype) * factor).clamp_(-MOST, MOST).to(E4M3)
+        return cls(codes.flatten(dim, inner), power.to(torch.uint8).squeeze(inner), dim)
 
     def values(self, format: torch.dtype) -> Tensor:
         """Return the numbers that the codes stand for."""
         exponents = self.exponents.unsqueeze(self.dim + 1)
-        scale = torch.exp2(exponents.to(torch.float32) - BIAS).masked_fill_(exponents == NAN, torch.nan).to(format)
+        scale = _scale_of(exponents.to(torch.float32)).to(format)
         return self.codes.to(format).unflatten(self.dim, (-1, BLOCK)).mul_(scale).flatten(self.dim, self.dim + 1)
+
+
+def _powers(parts: Tensor, dim: int, most: float) -> tuple[Tensor, Tensor]:
+    """Return the biased exponents of the scales that keep the largest number along `dim` within `most`, and the factors
+    by which numbers are multiplied for it."""
+    scale = largest_of(parts, dim).to(torch.promote_types(parts.dtype, torch.float32)) / most
+    power = torch.ceil(torch.log2(scale)).clamp_(-BIAS, BIAS).add_(BIAS)
+    power = torch.where(scale.isinf(), INFINITE, power)
+    factor = torch.where(power == 0, 1.0, torch.where(power == INFINITE, 2.0**-BIAS, torch.exp2(BIAS - power)))
+    return torch.where(scale.isnan(), NAN, power), factor
+
+
+def _scale_of(power: Tensor) -> Tensor:
+    return torch.exp2(power - BIAS).masked_fill_(power == NAN, torch.nan)
+
+
+def block_powers(parts: Tensor, dim: int, most: float) -> tuple[Tensor, Tensor]:
+    """Return the factors that bring the numbers along `dim` within `most`, powers of two, and the scales of the
+    results."""
+    power, factor = _powers(parts, dim, most)
+    return factor, _scale_of(power)
 
 
 def multiplied(a_MI: Tensor, b_IN: Tensor) -> Tensor:

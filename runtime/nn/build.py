@@ -31,7 +31,7 @@ from xtrain.runtime.nn.head_product import TaskRouting
 from xtrain.runtime.nn.layers import Dropout, DropsInputs, EmbeddingNoise, HasKeys, Linear, OwnModule
 from xtrain.runtime.nn.loss import Head
 from xtrain.runtime.nn.moe import Experts, MoE
-from xtrain.runtime.nn.number_formats import Fp8Matrix
+from xtrain.runtime.nn.number_formats import Fp8Matrix, SharedScales
 from xtrain.runtime.nn.recompute import SAVED, RecomputeFunction, TiledModule
 from xtrain.runtime.nn.transformer import ModelParts, StageSpan, Transformer
 
@@ -245,7 +245,7 @@ def multiply_in_fp8(plan: Plan, model: ModelParts, rank: Rank, recipe: str, matr
 
             module.scaled = BlockScaledMatrix(chosen)
         else:
-            module.scaled = Fp8Matrix(chosen, model.axes, cut, own_tokens=module.partial)
+            module.scaled = Fp8Matrix(chosen, SharedScales(model.axes, cut, own_tokens=module.partial))
 
 
 @op("setup.qat")
@@ -257,11 +257,12 @@ def round_matrices(
 
     Raises PlanMismatch if one of them is not of a `Linear`.
     """
-    from xtrain.runtime.nn.rounding import RoundedMatrix  # most runs round nothing
+    from xtrain.runtime.nn.rounding import FloatMatrix, RoundedMatrix  # most runs round nothing
 
     qat = Qat(weights=weights, group=group, activations=activations)  # pyright: ignore[reportArgumentType]
     for module, cut in _linears(plan, model, matrices, "rounded"):
-        module.scaled = RoundedMatrix(qat, model.axes, cut)
+        shared = SharedScales(model.axes, cut, own_tokens=module.partial)
+        module.scaled = FloatMatrix(qat, shared) if qat.floats else RoundedMatrix(qat, shared)
 
 
 def _linears(

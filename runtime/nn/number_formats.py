@@ -63,11 +63,10 @@ class ScaledMatrix:
 
 
 @frozen(eq=False)
-class Fp8Matrix(ScaledMatrix):
-    """fp8 products of a `Linear`. cut: how tensor parallelism cuts its matrix. own_tokens: each of these ranks has
-    other tokens."""
+class SharedScales:
+    """Ranks that share the scales of a matrix and of its inputs and outputs. cut: how tensor parallelism cuts the
+    matrix. own_tokens: each of these ranks has other tokens."""
 
-    recipe: Recipe
     axes: Axes
     cut: str | None = None
     own_tokens: bool = False
@@ -75,6 +74,11 @@ class Fp8Matrix(ScaledMatrix):
     @property
     def _tensor(self) -> Groups:
         return () if self.axes.tensor is None else (self.axes.tensor.group,)
+
+    @property
+    def matrix(self) -> Groups:
+        """The groups whose ranks have the other parts of the matrix."""
+        return self._tensor if self.cut else ()
 
     @property
     def tokens(self) -> Groups:
@@ -92,39 +96,47 @@ class Fp8Matrix(ScaledMatrix):
         """The groups whose ranks have the other outputs of a token."""
         return self._tensor if self.cut == "column" else ()
 
+
+@frozen(eq=False)
+class Fp8Matrix(ScaledMatrix):
+    """fp8 products of a `Linear`."""
+
+    recipe: Recipe
+    shared: SharedScales
+
     def forward(self, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
-        recipe = self.recipe
+        recipe, shared = self.recipe, self.shared
         if recipe.scales == "row":
-            x, weight = self._scaled((x_TK, E4M3, 1, self.inputs), (weight_NK, E4M3, 1, self.inputs))
+            x, weight = self._scaled((x_TK, E4M3, 1, shared.inputs), (weight_NK, E4M3, 1, shared.inputs))
         else:
-            weight_groups = self._tensor if self.cut else ()
-            x, weight = self._scaled(
-                (x_TK, E4M3, None, (*self.inputs, *self.tokens)), (weight_NK, E4M3, None, weight_groups)
-            )
+            x_groups = (*shared.inputs, *shared.tokens)
+            x, weight = self._scaled((x_TK, E4M3, None, x_groups), (weight_NK, E4M3, None, shared.matrix))
         return _multiplied(x, weight.turned, x_TK.dtype, fast=True)
 
     def input_gradient(self, grad_TN: Tensor, weight_NK: Tensor, x_TK: Tensor | None = None) -> Tensor:
         recipe = self.recipe
-        whole = (weight_NK, E4M3, None, self._tensor if self.cut else ())
-        weight = whole if recipe.scales == "tensor" or recipe.whole_weight else (weight_NK, E4M3, 0, self.outputs)
+        whole = (weight_NK, E4M3, None, self.shared.matrix)
+        part = (weight_NK, E4M3, 0, self.shared.outputs)
+        weight = whole if recipe.scales == "tensor" or recipe.whole_weight else part
         gradient, matrix = self._scaled(self._gradient(grad_TN), weight)
         return _multiplied(gradient, matrix, grad_TN.dtype)
 
     def weight_gradient(self, grad_TN: Tensor, x_TK: Tensor, weight_NK: Tensor | None = None) -> Tensor:
-        recipe = self.recipe
+        recipe, shared = self.recipe, self.shared
         if not recipe.weight_gradient:
             return grad_TN.t() @ x_TK
         if recipe.scales == "row":
-            gradient, x = self._scaled((grad_TN, E4M3, 0, self.tokens), (x_TK, E4M3, 0, self.tokens))
+            gradient, x = self._scaled((grad_TN, E4M3, 0, shared.tokens), (x_TK, E4M3, 0, shared.tokens))
         else:
-            x_groups = (*self.inputs, *self.tokens)
+            x_groups = (*shared.inputs, *shared.tokens)
             gradient, x = self._scaled(self._gradient(grad_TN), (x_TK, E4M3, None, x_groups))
         return _multiplied(gradient.turned, x, grad_TN.dtype)
 
     def _gradient(self, grad_TN: Tensor) -> "_Wanted":
         if self.recipe.scales == "row":
-            return grad_TN, E4M3, 1, self.outputs
-        return grad_TN, E5M2 if self.recipe.wide_gradients else E4M3, None, (*self.outputs, *self.tokens)
+            return grad_TN, E4M3, 1, self.shared.outputs
+        groups = (*self.shared.outputs, *self.shared.tokens)
+        return grad_TN, E5M2 if self.recipe.wide_gradients else E4M3, None, groups
 
     def _scaled(self, *wanted: "_Wanted") -> "tuple[Scaled, Scaled]":
         one, other = (largest_of(x, dim) for x, _, dim, _ in wanted)

@@ -1,9 +1,14 @@
 """Rounded matrices and inputs of products, for quantization-aware training.
 
-A weight becomes integer · scale, where a group of a row shares the scale: its largest magnitude / 7.5 (int4) or 127.5
-(int8). An input becomes (integer - zero) · scale, with the scale and the zero point of its token's range. Gradients
-pass through the rounding, and are zero where it saturates. Formulas and order of operations follow torchao
+Integers: a weight becomes integer · scale, where a group of a row shares the scale: its largest magnitude / 7.5 (int4)
+or 127.5 (int8). An input becomes (integer - zero) · scale, with the scale and the zero point of its token's range.
+Gradients pass through the rounding, and are zero where it saturates. Formulas and order of operations follow torchao
 (`IntxFakeQuantizer`; Jacob et al. 2018, arXiv 1712.05877).
+
+4-bit floats (E2M1): weights and inputs become float · scale of a group of a row, and gradients pass through. mxfp4: the
+scale of 32 numbers is the least power of two that keeps the largest of them within 6 (OCP Microscaling Formats 1.0,
+"RCEIL"). nvfp4: the scale of 16 numbers is an E4M3 number times a scale of the whole matrix, its largest magnitude /
+(448 · 6). Formulas and order of operations follow torchao (`MXTensor`, `NVFP4Tensor`).
 """
 
 from typing import Final, NamedTuple
@@ -12,11 +17,13 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from xtrain.dsl.schema.precision import ROW, Qat
-from xtrain.runtime.nn.axes import Axes
-from xtrain.runtime.nn.number_formats import Groups, ScaledMatrix, largest_of, over_ranks
+from xtrain.dsl.schema.precision import FLOATS, ROW, Qat
+from xtrain.runtime.nn.block_scales import block_powers
+from xtrain.runtime.nn.number_formats import E4M3, Groups, ScaledMatrix, SharedScales, largest_of, over_ranks
 
 INPUTS: Final = (-128, 127)
+# Largest E2M1 number.
+MOST: Final = 6.0
 
 
 class IntegerGrid(NamedTuple):
@@ -82,22 +89,16 @@ def _exact(x: Tensor) -> torch.dtype:
 
 @frozen(eq=False)
 class RoundedMatrix(ScaledMatrix):
-    """Products of a `Linear` with its rounded matrix. cut: how tensor parallelism cuts it."""
+    """Products of a `Linear` with a matrix that is rounded to integers."""
 
     qat: Qat
-    axes: Axes
-    cut: str | None = None
+    shared: SharedScales
 
     masks_weights = True
 
     @property
     def masks_inputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.qat.activations != "none"
-
-    @property
-    def _inputs(self) -> Groups:
-        """The groups whose ranks have the other inputs of a token."""
-        return (self.axes.tensor.group,) if self.cut == "row" and self.axes.tensor is not None else ()
 
     def forward(self, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
         """Return y [T, N]."""
@@ -107,7 +108,7 @@ class RoundedMatrix(ScaledMatrix):
     def input_gradient(self, grad_TN: Tensor, weight_NK: Tensor, x_TK: Tensor) -> Tensor:
         """Return the gradient of x [T, K]."""
         grad_TK = grad_TN @ self._weight(weight_NK)
-        return grad_TK if self.qat.activations == "none" else input_grid(x_TK, self._inputs).gradient(grad_TK, x_TK)
+        return grad_TK if self.qat.activations == "none" else input_grid(x_TK, self.shared.inputs).gradient(grad_TK, x_TK)
 
     def weight_gradient(self, grad_TN: Tensor, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
         """Return the gradient of the weight [N, K]."""
@@ -116,7 +117,7 @@ class RoundedMatrix(ScaledMatrix):
         return grid.gradient(grad_NGM, weight_NGM).view_as(weight_NK)
 
     def _input(self, x_TK: Tensor) -> Tensor:
-        return x_TK if self.qat.activations == "none" else input_grid(x_TK, self._inputs).values(x_TK)
+        return x_TK if self.qat.activations == "none" else input_grid(x_TK, self.shared.inputs).values(x_TK)
 
     def _weight(self, weight_NK: Tensor) -> Tensor:
         grid, weight_NGM = self._grid(weight_NK)
@@ -124,7 +125,59 @@ class RoundedMatrix(ScaledMatrix):
 
     def _grid(self, weight_NK: Tensor) -> tuple[IntegerGrid, Tensor]:
         weight_NGM = self._in_groups(weight_NK)
-        return weight_grid(weight_NGM, self.qat.bits, self._inputs if self.qat.group == ROW else ()), weight_NGM
+        return weight_grid(weight_NGM, self.qat.bits, self.shared.inputs if self.qat.group == ROW else ()), weight_NGM
 
     def _in_groups(self, matrix_NK: Tensor) -> Tensor:
         return matrix_NK.unflatten(-1, (-1, matrix_NK.shape[-1] if self.qat.group == ROW else int(self.qat.group)))
+
+
+@frozen(eq=False)
+class FloatMatrix(ScaledMatrix):
+    """Products of a `Linear` with a matrix, and inputs if chosen, that are rounded to 4-bit floats."""
+
+    qat: Qat
+    shared: SharedScales
+
+    def forward(self, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
+        """Return y [T, N]."""
+        weight = self._weight(weight_NK)
+        return self._input(x_TK) @ weight.t()
+
+    def input_gradient(self, grad_TN: Tensor, weight_NK: Tensor, x_TK: Tensor) -> Tensor:
+        """Return the gradient of x [T, K]."""
+        return grad_TN @ self._weight(weight_NK)
+
+    def weight_gradient(self, grad_TN: Tensor, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
+        """Return the gradient of the weight [N, K]."""
+        return grad_TN.t() @ self._input(x_TK)
+
+    def _weight(self, weight_NK: Tensor) -> Tensor:
+        return in_floats(weight_NK, self.qat.weights, self.shared.matrix)
+
+    def _input(self, x_TK: Tensor) -> Tensor:
+        if self.qat.activations == "none":
+            return x_TK
+        return in_floats(x_TK, self.qat.activations, (*self.shared.inputs, *self.shared.tokens))
+
+
+def in_floats(x_RK: Tensor, form: str, groups: Groups) -> Tensor:
+    """Return E2M1 float · scale of each number, in the number format of x. form: mxfp4 or nvfp4. groups: ranks that
+    hold the other parts of the matrix."""
+    x_RGM = x_RK.unflatten(-1, (-1, FLOATS[form]))
+    if form == "mxfp4":
+        factor, scale = block_powers(x_RGM, -1, MOST)
+    else:
+        factor, scale = _in_e4m3(x_RGM, over_ranks(largest_of(x_RK, None), groups))
+    scaled = (x_RGM.to(scale.dtype) * factor).clamp_(-MOST, MOST)
+    # Half of the largest power of two up to the magnitude: E2M1 has two numbers between powers, and halves below 1.
+    step = scaled.abs().clamp_(min=1).log2_().floor_().exp2_().mul_(0.5)
+    return scaled.div_(step).round_().mul_(step).mul_(scale).to(x_RK.dtype).flatten(-2)
+
+
+def _in_e4m3(x_RGM: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors and the scales of the groups of a matrix. largest: its largest magnitude []."""
+    e4m3, exact = torch.finfo(E4M3), _exact(x_RGM)
+    whole = largest.to(exact) / (e4m3.max * MOST)
+    whole = torch.where(whole == 0, 1, whole)
+    groups = (largest_of(x_RGM, -1).to(exact) / MOST / whole).clamp_(e4m3.tiny, e4m3.max).to(E4M3).to(exact)
+    return whole.reciprocal() / groups, whole * groups

@@ -16,7 +16,7 @@ from xtrain.dsl.checking.config_json import snapshot_folder
 from xtrain.dsl.checking.model_folder import settings_in_folder
 from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.dsl.schema.model_config import QUANTISATION
-from xtrain.dsl.schema.precision import ROW, Qat
+from xtrain.dsl.schema.precision import FLOATS, ROW, Qat
 from xtrain.plan.architecture import HEAD, Architecture, ParameterSpec, buffers
 from xtrain.plan.exported_config import (
     FURTHER,
@@ -379,7 +379,10 @@ def _integers(rounded: Rounded, files: tuple[WrittenFile, ...]) -> dict[str, Any
 def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False, quantise: bool = False) -> None:
     """Raise ExportFailed if no folder can hold the model of a plan. merges: merge its adapter into the model. quantise:
     write rounded matrices as integers."""
-    if quantise and rounded_by(plan) is None:
+    if quantise and (args := plan.args("setup.qat")).get("weights") in FLOATS:
+        message = f"the run rounds to {args['weights']}, and --quantise writes integers"
+        raise ExportFailed(f"{message}; export without it, and let the engine that serves round the matrices", "X525")
+    if quantise and not args:
         raise ExportFailed("the run rounds no matrices: `precision { qat { weights = int4 } }` does", "X525")
     if merges and plan.architecture.adapter is None:
         raise ExportFailed("the run trains no adapter; `xtrain export` writes its model", "X525")

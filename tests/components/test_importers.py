@@ -134,6 +134,8 @@ AXOLOTL_ROWS = [
      ['compute = fp8 { recipe = tensorwise, skip = ["layers.0.self_attn.q_proj"] }']),
     ("qat:\n  weight_dtype: int4\n  activation_dtype: int8",
      ["qat {", "weights = int4", "activations = int8", "group = 32"]),
+    ("qat:\n  weight_dtype: nvfp4\n  activation_dtype: nvfp4\n  group_size: 16",
+     ["qat {", "weights = nvfp4", "activations = nvfp4"]),
     ("tf32: true", ["matmul = high"]),
     ("gradient_checkpointing: true", ["activation full"]),
     ("tiled_mlp: true", ["tile_mlp = auto"]),

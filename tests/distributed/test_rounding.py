@@ -13,8 +13,19 @@ def rounded(group: str = "16", activations: str = "none", weights: str = "int4")
 
 
 ALL = rounded("row", "int8")
-ORDINARY = [Topology(tp=2, rows=4, shared=ALL, note="row, inputs")]
+# Each microbatch is a row: whoever takes it, the same tokens share a scale.
+FLOATS = (*rounded("128", "nvfp4", "nvfp4"), "batch.micro=1")
+ORDINARY = [
+    Topology(tp=2, rows=4, shared=ALL, note="row, inputs"),
+    Topology(tp=2, ring=2, accumulate=8, shared=FLOATS, note="nvfp4"),
+]
 MORE = [
+    Topology(fsdp=2, shared=rounded("128", "mxfp4", "mxfp4"), note="mxfp4"),
+    Topology(tp=2, accumulate=8, shared=FLOATS, sets=("parallel.tp.sequence=false",), note="nvfp4, without sequence"),
+    Topology(fsdp=2, accumulate=4, shared=FLOATS, note="nvfp4"),
+    Topology(pp=2, ulysses=2, accumulate=8, shared=FLOATS, note="nvfp4"),
+    Topology(fsdp=2, ep=2, shared=rounded("128", "mxfp4", "mxfp4"), model="moe", note="mxfp4"),
+
     Topology(fsdp=2, shared=ALL, note="row, inputs"),
     Topology(tp=2, shared=rounded(), note="groups"),
     Topology(tp=2, shared=ALL, sets=("parallel.tp.sequence=false",), note="row, inputs, without sequence"),
@@ -39,8 +50,9 @@ def test_a_layout_computes_a_step_as_one_process_does(lab: Laboratory, topology:
 
 
 @pytest.mark.matrix
-def test_scales_of_a_rank_alone_are_seen(lab: Laboratory):
-    topology = Topology(tp=2, rows=4, shared=ALL, note="scales of a rank")
+@pytest.mark.parametrize("shared", [ALL, FLOATS], ids=["int4", "nvfp4"])
+def test_scales_of_a_rank_alone_are_seen(lab: Laboratory, shared: tuple[str, ...]):
+    topology = Topology(tp=2, rows=4, accumulate=4 * (shared == FLOATS), shared=shared, note="scales of a rank")
     trial = evolve(topology.trial("fp64", shallow=True), steps=1)
     outcome = lab.run(trial, topology.layout, mutation=Mutation("own_scales"), saves=False)
     assert gaps(outcome, lab.alone(trial)).loss > TOLERANCE["fp64"]

@@ -22,13 +22,20 @@ def rounded(*more: str, group: str = "32", activations: str = "int8") -> tuple[s
     return (*WIDE, *given.split(), *more)
 
 
-ROWS = [(Topology(tp=2), rounded(group="row"))]
+def floats(form: str, *more: str) -> tuple[str, ...]:
+    return (*WIDE, f"precision.qat.weights={form}", f"precision.qat.activations={form}", *more)
+
+
+ROWS = [(Topology(tp=2), rounded(group="row")), (Topology(tp=2), floats("nvfp4"))]
 MORE = [
     (Topology(fsdp=2), rounded(activations="none")),
     (Topology(tp=2), rounded("precision.params=fp32", "precision.compute=bf16")),
     (Topology(fsdp=2), rounded("precision.params=bf16", "activation=full")),
     (Topology(tp=2), rounded("activation=selective", "parallel.tp.sequence=false")),
     (Topology(tp=2), rounded('model.frozen=["layers.1", "embed_tokens", "layers.0.mlp"]')),
+    (Topology(fsdp=2), floats("mxfp4", "precision.params=fp32", "precision.compute=bf16")),
+    (Topology(tp=2), floats("nvfp4", "activation=selective", "parallel.tp.sequence=false")),
+    (Topology(ring=2), floats("nvfp4", "precision.params=bf16", 'model.frozen=["layers.1", "layers.0.mlp"]')),
 ]
 
 
@@ -96,6 +103,14 @@ REFUSED = {
     "rows of self_attn.q_proj have 64 numbers, not divisible by 128": {"precision": qat("weights = int4")},
     "compiled blocks keep their rounded matrices": {"compile": "compile { mode = default }"},
     "`skip` leaves out all matrices of blocks": {"precision": qat('weights = int4, group = 32, skip = ["*_proj"]')},
+    "inputs are rounded to nvfp4, and weights to int4": {
+        "precision": qat("weights = int4, group = 32, activations = nvfp4")},
+    "a scale of nvfp4 is of all tokens": {
+        "precision": qat("weights = nvfp4, activations = nvfp4"), "activation": "activation none { tile_mlp = 2 }"},
+    "rows of self_attn.q_proj have 40 numbers, not divisible by 16": {
+        "precision": qat("weights = nvfp4"), "model": MODEL.replace("64", "40").replace("192", "120")},
+    "a scale of nvfp4 is of a whole batch": {
+        "precision": "precision { batch_invariant = true, qat { weights = nvfp4, activations = nvfp4 } }"},
     "tp 2 cuts groups of 64: of self_attn.o_proj a rank has rows of 32 numbers": {
         "precision": qat("weights = int4, group = 64"), "parallel": "parallel { tp 2 }"},
 }  # fmt: skip
@@ -112,7 +127,18 @@ def test_what_cannot_be_is_refused_with_a_reason(compiled, message):
     found = compiled(2 if "zbv" in message or "tp 2" in message else 1, **blocks)
     assert found.plan is None
     (error,) = found.diagnostics.errors
-    assert error.code == "X443" and message in error.message and error.hint
+    assert error.code == ("X448" if "batch" in message else "X443") and message in error.message and error.hint
+
+
+def test_floats_have_groups_of_their_own(compiled, make_plan):
+    found = compiled(1, model=MODEL, batch=BATCH, precision=qat("weights = nvfp4, group = 64, activations = nvfp4"))
+    (warning,) = [each for each in found.diagnostics if each.code == "W401"]
+    assert "nvfp4 has a scale for each 16 numbers" in warning.message and found.plan is not None
+    plain = make_plan(model=MODEL, batch=BATCH, precision=qat("weights = nvfp4, activations = nvfp4"))
+    assert plain.config_id == found.plan.config_id and plain.args("setup.qat")["group"] == 16
+    assert "nvfp4, with a scale for each 16 numbers of a row and one for the matrix; inputs in the same way" in (
+        plain.node("setup.qat").does
+    )
 
 
 def test_blocks_that_are_recomputed_are_compiled(compiled):

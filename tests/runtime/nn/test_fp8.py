@@ -11,7 +11,7 @@ from xtrain.runtime.nn import number_formats as fp8
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.build import check_device
 from xtrain.runtime.nn.layers import Linear
-from xtrain.runtime.nn.number_formats import Fp8Matrix
+from xtrain.runtime.nn.number_formats import Fp8Matrix, SharedScales
 from xtrain.runtime.nn.recompute import SAVED, RecomputeFunction
 
 RECIPE_NAMES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -33,7 +33,7 @@ def inputs(dtype: torch.dtype, outputs: int = 48, seed: int = 0) -> tuple[torch.
 
 def multiplied(recipe: str, x: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) -> list[torch.Tensor]:
     x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
-    out = Fp8Matrix(RECIPES[recipe](), Axes()).product(x, weight)
+    out = Fp8Matrix(RECIPES[recipe](), SharedScales(Axes())).product(x, weight)
     out.backward(gradient)
     assert x.grad is not None and weight.grad is not None
     return [out.detach(), x.grad, weight.grad]
@@ -56,7 +56,7 @@ def test_products_and_gradients_are_torchaos(recipe, dtype):
     out.backward(gradient)
     ours, own = Linear(32, 48, bias=True).to(dtype), x.clone().requires_grad_()
     ours.weight.data, ours.bias.data = weight.clone(), bias
-    ours.scaled = Fp8Matrix(RECIPES[recipe](), Axes())
+    ours.scaled = Fp8Matrix(RECIPES[recipe](), SharedScales(Axes()))
     made = ours(own)
     made.backward(gradient)
     assert torch.equal(made, out)
@@ -96,7 +96,7 @@ def test_only_gradients_that_are_wanted_are_computed_and_kept(monkeypatch):
         real = getattr(Fp8Matrix, name)
         monkeypatch.setattr(Fp8Matrix, name, lambda *args, real=real, name=name: called.append(name) or real(*args))
     x, weight, gradient = inputs(torch.float32)
-    matrix = Fp8Matrix(RECIPES["rowwise"](), Axes())
+    matrix = Fp8Matrix(RECIPES["rowwise"](), SharedScales(Axes()))
     out = matrix.product(x.requires_grad_(), weight)
     assert [saved is None for saved in out.grad_fn.saved_tensors] == [True, False]  # pyright: ignore
     out.backward(gradient)
@@ -111,7 +111,7 @@ def test_selective_recomputation_keeps_the_product(monkeypatch):
     real = Fp8Matrix.forward
     monkeypatch.setattr(Fp8Matrix, "forward", lambda self, *args: made.append(1) or real(self, *args))
     x, weight, gradient = inputs(torch.float32)
-    matrix = Fp8Matrix(RECIPES["tensorwise"](), Axes())
+    matrix = Fp8Matrix(RECIPES["tensorwise"](), SharedScales(Axes()))
     x.requires_grad_(), weight.requires_grad_()
 
     def block(x: torch.Tensor) -> torch.Tensor:
@@ -133,7 +133,7 @@ def test_selective_recomputation_keeps_the_product(monkeypatch):
 def test_compiled_products_are_the_same(recipe):
     torch.compiler.reset()
     x, weight, gradient = inputs(torch.float32)
-    matrix = Fp8Matrix(RECIPES[recipe](), Axes())
+    matrix = Fp8Matrix(RECIPES[recipe](), SharedScales(Axes()))
     x.requires_grad_(), weight.requires_grad_()
     compiled = torch.compile(lambda x, weight: torch.sin(matrix.product(torch.sin(x), weight)), fullgraph=True)
     plain = torch.sin(matrix.product(torch.sin(x), weight))
@@ -169,7 +169,7 @@ def test_kernels_are_given_what_they_take(recipe, dtype, tokens, monkeypatch):
     real = fp8._kernel
     monkeypatch.setattr(fp8, "_kernel", lambda *args: called.append(args[4:]) or real(*args))
     monkeypatch.setattr(fp8, "device_type", lambda x: "cuda")
-    matrix = Fp8Matrix(RECIPES[recipe](), Axes())
+    matrix = Fp8Matrix(RECIPES[recipe](), SharedScales(Axes()))
 
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")

@@ -8,7 +8,8 @@ import torch
 from xtrain.dsl.schema.precision import Qat
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.layers import Linear
-from xtrain.runtime.nn.rounding import RoundedMatrix
+from xtrain.runtime.nn.number_formats import SharedScales
+from xtrain.runtime.nn.rounding import FloatMatrix, RoundedMatrix, in_floats
 
 ROWS = [(bits, group, activations) for bits in (4, 8) for group in (32, "row") for activations in ("none", "int8")]
 
@@ -29,7 +30,7 @@ def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
 def linear(weight: torch.Tensor, qat: Qat) -> Linear:
     made = Linear(64, 48).to(weight.dtype)
     made.weight.data = weight.clone()
-    made.scaled = RoundedMatrix(qat, Axes())
+    made.scaled = (FloatMatrix if qat.floats else RoundedMatrix)(qat, SharedScales(Axes()))
     return made
 
 
@@ -59,10 +60,44 @@ def test_products_and_gradients_are_torchaos(bits, group, activations, dtype):
     assert not torch.equal(out, torch.nn.functional.linear(x, weight))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4"])
+def test_floats_and_gradients_are_torchaos(form, dtype):
+    pytest.importorskip("torchao")
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+
+    def theirs(x: torch.Tensor) -> torch.Tensor:
+        if form == "mxfp4":
+            return MXTensor.to_mx(x, torch.float4_e2m1fn_x2, 32, ScaleCalculationMode.RCEIL).dequantize(dtype)
+        scale = per_tensor_amax_to_scale(x.abs().max())
+        return NVFP4Tensor.to_nvfp4(x, per_tensor_scale=scale).dequantize(dtype)
+
+    x, weight, gradient = inputs(dtype)
+    x[1, 7] = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6], dtype=dtype).repeat(8)  # between two numbers
+    ours, given = linear(weight, Qat(weights=form, activations=form)), x.clone().requires_grad_()
+    out, rounded_x, rounded_weight = ours(given), theirs(x.view(48, 64)), theirs(weight)
+    out.backward(gradient)
+    assert torch.equal(out, (rounded_x @ rounded_weight.t()).view_as(out))
+    assert given.grad is not None and ours.weight.grad is not None
+    assert torch.equal(given.grad, gradient @ rounded_weight)
+    assert torch.equal(ours.weight.grad, gradient.view(48, 48).t() @ rounded_x)
+    weights_alone = linear(weight, Qat(weights=form))(x)
+    assert torch.equal(weights_alone, (x.view(48, 64) @ rounded_weight.t()).view_as(out))
+
+
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4"])
+def test_floats_of_zeros_are_zeros_and_rounding_twice_changes_nothing(form):
+    assert torch.equal(in_floats(torch.zeros(4, 32), form, ()), torch.zeros(4, 32))
+    once = in_floats(torch.randn(8, 64, generator=torch.Generator().manual_seed(0)), form, ())
+    assert torch.equal(in_floats(once, "mxfp4", ()), once) == (form == "mxfp4") and len(once.unique()) < 8 * 64
+
+
 def test_a_matrix_on_its_grid_stays_as_it_is():
     """Rounded once, it is rounded to the same numbers again; and so is an integer · scale by itself."""
     _, weight, _ = inputs(torch.float32)
-    matrix = RoundedMatrix(Qat(weights="int8", group=16), Axes())
+    matrix = RoundedMatrix(Qat(weights="int8", group=16), SharedScales(Axes()))
     once = matrix._weight(weight)
     integers = torch.randint(-127, 128, (48, 4, 16), generator=torch.Generator().manual_seed(1)).float()
     integers[..., 0] = -127.5  # the largest magnitude of a group
@@ -75,7 +110,7 @@ def test_a_matrix_on_its_grid_stays_as_it_is():
 @pytest.mark.parametrize("activations", ["none", "int8"])
 def test_frozen_parts_get_no_gradient(activations):
     x, weight, gradient = inputs(torch.float32)
-    matrix = RoundedMatrix(Qat(weights="int4", group=32, activations=activations), Axes())
+    matrix = RoundedMatrix(Qat(weights="int4", group=32, activations=activations), SharedScales(Axes()))
     matrix.product(x, weight.requires_grad_()).backward(gradient)
     own = weight.grad
     matrix.product(x.requires_grad_(), weight.detach()).backward(gradient)
