@@ -139,7 +139,7 @@ class RoundedProduct:
     @property
     def masks_inputs(self) -> bool:
         """True if the gradient of x is masked where inputs saturate."""
-        return self.qat.activations == "int8"
+        return self.qat.inputs_in_integers
 
     @property
     def calls(self) -> list[CollectiveCall]:
@@ -167,7 +167,7 @@ class RoundedProduct:
     def _of_inputs(self) -> list[CollectiveCall]:
         if self.qat.activations == "nvfp4":
             return self._calls(1, (*self.inputs, *self.spread))
-        return self._calls(2 * self.tokens if self.qat.activations == "int8" else 0, self.inputs)
+        return self._calls(2 * self.tokens if self.qat.inputs_in_integers else 0, self.inputs)
 
     def _calls(self, numbers: int, axes: Axes) -> list[CollectiveCall]:
         return [CollectiveCall(axis, "all_reduce", ROUNDING, numbers * self.width) for axis in axes if numbers]

@@ -113,7 +113,7 @@ def plain_kernels(head_dim: int) -> dict[str, str]:
 
 def has_flash(device: str, compute: str, head_dim: int) -> bool:
     """Return True if kernels for heads of this width store no attention scores."""
-    return device == "cpu" or (compute == "bf16" and head_dim % 8 == 0 and head_dim <= WIDEST_FLASH)
+    return device == "cpu" or (compute in ("bf16", "fp16") and head_dim % 8 == 0 and head_dim <= WIDEST_FLASH)
 
 
 OF_SERVER: Final = {"protobuf": "google.protobuf", "starlette": "starlette", "uvicorn": "uvicorn"}

@@ -11,7 +11,7 @@ from xtrain.dsl.schema.adapters import AdapterTask, TaskAdapters
 from xtrain.dsl.schema.component import Component, UserComponent
 from xtrain.dsl.schema.data import Batch, Dataset, Phase
 from xtrain.dsl.schema.data_components import tokenizer_kind
-from xtrain.dsl.schema.precision import Fp8, Qat
+from xtrain.dsl.schema.precision import Fp8, Fp16, Qat
 from xtrain.dsl.schema.setting import Role, is_unspoken, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.user_parts.kinds import NOTHING
@@ -92,9 +92,9 @@ def _config_of_server(resolved: Resolved) -> dict[str, Any]:
 
 
 def _precision(resolved: Resolved) -> dict[str, Any]:
-    """Return the precision settings; settings of fp8 and `qat` are included only if they are used."""
+    """Return the precision settings; settings of fp16, fp8 and `qat` are included only if they are used."""
     precision, formats = resolved.spec.precision, resolved.formats
-    used = evolve(precision, fp8=precision.scaled or Fp8(), qat=Qat())
+    used = evolve(precision, fp16=precision.loss_scale or Fp16(), fp8=precision.scaled or Fp8(), qat=Qat())
     return {
         **experiment_settings(used),
         "params": formats.params,

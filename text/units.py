@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "uint8": 1}  # bytes per number of a format
+BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "uint8": 1}  # bytes per number of a format
 
 _BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _COUNTS = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3))

@@ -69,9 +69,9 @@ def write_accelerate(draft: Draft, prefix: str) -> None:
         if draft.has(f"{zero}.deepspeed_config_file"):
             write_deepspeed(draft, f"{zero}.")
     precision = draft.text(f"{prefix}mixed_precision", "no")
-    if precision == "bf16" and draft.setting("precision.compute") is None:
-        draft.set("precision.compute", None, f"{prefix}mixed_precision", text="bf16")
-    elif precision in ("fp16", "fp8"):
-        draft.missing(f"{prefix}mixed_precision", "fp16 needs loss scaling; fp8 is `compute = fp8 { … }`")
+    if precision in ("bf16", "fp16") and draft.setting("precision.compute") is None:
+        draft.set("precision.compute", None, f"{prefix}mixed_precision", text=precision)
+    elif precision == "fp8":
+        draft.missing(f"{prefix}mixed_precision", "fp8 is `compute = fp8 { … }`")
     draft.same(f"{prefix}mixed_precision", "the same format")
     draft.meaningless(" ".join(f"{prefix}{key}" for key in _MACHINES.split()), "`launch` and `--world` say the ranks")

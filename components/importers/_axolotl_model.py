@@ -141,9 +141,9 @@ def write_precision(draft: Draft, adapter: str) -> None:
     half = draft.get("bf16", "auto")
     sharded = any(not is_off(draft.get(key)) for key in ("fsdp", "fsdp_config", "deepspeed"))
     if is_off(half) and not draft.get("bfloat16"):
-        if draft.get("fp16") or draft.get("float16"):
-            draft.unless_off("fp16 float16", "fp16 needs loss scaling, which xtrain does not have; use bf16")
-        draft.set("precision.compute", None, "bf16 bfloat16", text="fp32")
+        half = bool(draft.get("fp16")) and bool(adapter)
+        draft.set("precision.compute", None, f"bf16 bfloat16{' fp16 float16' * half}", text="fp16" if half else "fp32")
+        draft.unless_off("fp16 float16", "parameters are not trained in fp16; use fp16 with an adapter, or bf16")
     elif adapter or sharded:
         draft.set("precision.params", None, "", "the trained parameters are in fp32 there", text="fp32")
         draft.set("precision.compute", None, "bf16 bfloat16", text="bf16")

@@ -49,7 +49,8 @@ def write_deepspeed(draft: Draft, prefix: str = "") -> None:
         draft.set("precision.compute", None, f"{prefix}bf16.enabled", text="bf16")
         draft.set("precision.params", None, "", "DeepSpeed updates weights in fp32", text="fp32")
     draft.same(f"{prefix}bf16.enabled", "off")
-    draft.unless_off(f"{prefix}fp16.enabled {prefix}amp.enabled", "fp16 needs loss scaling; use bf16")
+    _write_fp16(draft, f"{prefix}fp16.")
+    draft.unless_off(f"{prefix}amp.enabled", "use `compute = fp16`")
     draft.meaningless(f"{prefix}fp16.* {prefix}bf16.* {prefix}amp.*", "settings of loss scaling")
     _write_engine_optimizer(draft, prefix)
     draft.meaningless(
@@ -59,6 +60,20 @@ def write_deepspeed(draft: Draft, prefix: str = "") -> None:
     checkpointing = f"{prefix}activation_checkpointing"
     draft.meaningless(f"{checkpointing} {checkpointing}.*", "`activation` says what is recomputed")
     draft.meaningless(f"{prefix}tensorboard.* {prefix}wandb.* {prefix}csv_monitor.*", "`log` says where records go")
+
+
+def _write_fp16(draft: Draft, fp16: str) -> None:
+    """Write fp16 with DeepSpeed's dynamic scale of the loss; its `hysteresis` overflows in a row are one here."""
+    if draft.get(f"{fp16}enabled") is True and not draft.get(f"{fp16}loss_scale"):
+        scale, interval = (
+            2 ** draft.number(f"{fp16}initial_scale_power", 16),
+            draft.number(f"{fp16}loss_scale_window", 1000),
+        )
+        note = "the scale is halved at the first overflow; there after `hysteresis` of them"
+        keys = f"{fp16}enabled {fp16}loss_scale {fp16}initial_scale_power {fp16}loss_scale_window"
+        text = f"fp16 {{ scale = {scale}, interval = {interval} }}"
+        draft.set("precision.compute", None, keys, note, text=text)
+    draft.unless_off(f"{fp16}enabled", "a constant scale of the loss is not there; leave `loss_scale` out")
 
 
 def _write_stage(draft: Draft, zero: str) -> None:

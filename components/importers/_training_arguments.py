@@ -54,7 +54,6 @@ WITHOUT_MEANING: Final = {
 }
 LACKING: Final = {
     "uploads are made by other tools": "push_to_hub hub_* push_to_hub_*",
-    "fp16 needs loss scaling, which xtrain does not have; use bf16": "fp16",
     "activations stay on the device": "activation_offloading",
     "only some modules of GaLore and the like": "optim_target_modules",
     "it is a checkpoint of transformers": "resume_from_checkpoint",
@@ -143,7 +142,9 @@ def _write_precision(draft: Draft, usual: Usual, params: str) -> None:
     if draft.get("bf16", usual.bf16 and not draft.get("fp16")):
         draft.set("precision.params", None, "", text=params)
         draft.set("precision.compute", None, "bf16", text="bf16")
-    draft.same("bf16", "off")
+    elif draft.get("fp16"):
+        draft.set("precision.compute", None, "fp16", text="fp16")
+    draft.same("bf16 fp16", "off")
     if isinstance(draft.get("tf32"), bool):
         draft.set("precision.matmul", None, "tf32", text="high" if draft.get("tf32") else "highest")
     keys = "gradient_checkpointing activation_checkpointing"

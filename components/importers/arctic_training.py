@@ -169,7 +169,7 @@ def _write_precision(draft: Draft) -> None:
     if dtype in ("bf16", "fp32", "bfloat16", "float32"):
         draft.set("precision.params", None, "", "DeepSpeed updates weights in fp32", text="fp32")
         draft.set("precision.compute", None, "model.dtype", text="bf16" if dtype.startswith("b") else "fp32")
-    draft.missing("model.dtype", "fp16 needs loss scaling; use bf16")
+    draft.missing("model.dtype", "parameters are not trained in fp16; use bf16")
     if not draft.get("model.disable_activation_checkpoint"):
         offloads = draft.get("activation_checkpoint_cpu_offload")
         draft.label("activation", "full", "activation_checkpoint_cpu_offload" if offloads else "")

@@ -216,7 +216,10 @@ def _write_precision(draft: Draft) -> None:
         draft.set("precision.compute", None, "train.mixed_precision", text=name)
     elif name == "fp8":
         draft.set("precision.compute", None, "train.mixed_precision", text="fp8")
-    draft.missing("train.mixed_precision", "fp16 needs loss scaling; use bf16")
+    draft.missing(
+        "train.mixed_precision",
+        "without a scale of the loss small gradients are 0; write `compute = fp16`, which has one",
+    )
     mode = draft.text("train.activation_checkpointing", "none")
     if mode == "full":
         draft.label("activation", "full", "train.activation_checkpointing")

@@ -265,6 +265,7 @@ _CONVERTED: Final[dict[str, tuple[str, Conversion, str]]] = {
     "mixed_precision_param": ("compute", _words({"bfloat16": "bf16", "float32": "fp32"}), "`bf16` or `fp32`"),
     "mixed_precision_reduce": ("reduce", _words({"bfloat16": "bf16", "float32": "fp32"}), "`bf16` or `fp32`"),
     "bf16": ("compute", _words({True: "bf16"}), "`true` is `compute = bf16`"),
+    "fp16": ("compute", _words({True: "fp16"}), "`true` is `compute = fp16`"),
     "assistant_only_loss": ("train_on", _words({True: "assistant", False: "all"}), "`assistant` or `all`"),
     "train_on_inputs train_on_prompt": ("train_on", _words({False: "assistant", True: "all"}), "`assistant` or `all`"),
     "mask_history": ("train_on", _words({True: "last", False: "assistant"}), "`last` or `assistant`"),
@@ -306,7 +307,6 @@ _AMBIGUOUS: Final = {
         "prefetch", "`prefetch` counts steps of a rank, not batches of a worker",
     ),
     "dtype torch_dtype": ("compute params", "`compute` is the format of forward and backward, `params` of parameters"),
-    "fp16": ("compute", "fp16 is not supported; `compute = bf16` needs no loss scaling"),
     "tf32": ("matmul", "`matmul = high` allows TF32, `highest` does not"),
     "dp data_parallel data_parallel_size": (
         "fsdp", "`fsdp {words|N}` shards the model over data ranks; `fsdp N { replicate = R }` has replicas of it",

@@ -166,6 +166,23 @@ class Fp8:
         return next((width for width in (outputs, inputs) if width % self.chosen.multiple), 0)
 
 
+# Of Apex: beyond it a larger scale keeps no gradient from becoming 0.
+LARGEST_SCALE: Final = 2**24
+
+
+@frozen
+class Fp16:
+    """`compute = fp16 { … }`: the loss is multiplied by a scale, so that small gradients are not 0 in fp16, and
+    gradients are divided by it again before anything reads them.
+
+    A step whose gradients overflow is skipped and the scale halved; after `interval` steps without overflow it is
+    doubled (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2; numbers as in torch's `GradScaler`).
+    """
+
+    scale: int = setting("scale of the first step", default=65_536, check=between(1, LARGEST_SCALE))
+    interval: int = setting("steps without overflow until the scale is doubled", default=2_000, check=at_least(1))
+
+
 ROW: Final = "row"
 # 4-bit floating point (E2M1), and how many numbers of a row share a scale.
 FLOATS: Final = {"mxfp4": 32, "nvfp4": 16}
@@ -208,6 +225,11 @@ class Qat:
         return self.activations == "nvfp4"
 
     @property
+    def inputs_in_integers(self) -> bool:
+        """True if inputs are rounded to integers, with a scale and a zero point per token."""
+        return self.activations not in ("none", *FLOATS)
+
+    @property
     def bits(self) -> int:
         """Bits of the integers of weights."""
         return int(self.weights.removeprefix("int"))
@@ -220,7 +242,7 @@ class Qat:
         """Return a description of it."""
         scales = "row" if self.group == ROW else f"{self.group} numbers of a row"
         whole = " and one for the matrix" if self.weights == "nvfp4" else ""
-        inputs = "in the same way" if self.floats else f"to {self.activations}, with a scale and a zero point for each token"
+        inputs = "in the same way" if self.floats else "to int8, with a scale and a zero point for each token"
         inputs = "" if self.activations == "none" else f"; inputs {inputs}"
         return f"{self.weights}, with a scale for each {scales}{whole}{inputs}"
 
@@ -234,10 +256,12 @@ class Precision:
     """`precision { … }`: number formats."""
 
     params: Literal["fp32", "fp64", "bf16"] = setting("format of parameters and optimizer state", default="fp32")
-    compute: Literal["auto", "fp32", "fp64", "bf16", "fp8"] = setting(
-        "format of forward and backward; auto: the parameters' format; fp8: for products of blocks only",
+    compute: Literal["auto", "fp32", "fp64", "bf16", "fp16", "fp8"] = setting(
+        "format of forward and backward; auto: the parameters' format; fp16: with a scale of the loss; fp8: for "
+        "products of blocks only",
         default="auto",
     )
+    fp16: Fp16 = setting("settings of `compute = fp16`", default=Fp16(), added=True)
     fp8: Fp8 = setting("settings of `compute = fp8`", default=Fp8(), added=True)
     qat: Qat = setting("quantization-aware training", default=Qat(), added=True)
     base: Base = setting(
@@ -265,6 +289,11 @@ class Precision:
         added=True,
         resuming="tokens are computed by other kernels from here on",
     )
+
+    @property
+    def loss_scale(self) -> Fp16 | None:
+        """Settings of the scale of the loss; None without one."""
+        return self.fp16 if self.compute == "fp16" else None
 
     @property
     def scaled(self) -> Fp8 | None:

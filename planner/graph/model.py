@@ -381,7 +381,7 @@ def _rounded(graph: Builder, resolved: Resolved, last: str) -> str:
     others = ["experts"] * arch.is_moe + others
     does += f"; not rounded: {', '.join(others)}" if others else ""
     context = ("ring", "ulysses") if qat.scales_over_tokens else ()
-    shares = qat.weights == "nvfp4" or qat.group == ROW or qat.activations == "int8"
+    shares = qat.weights == "nvfp4" or qat.group == ROW or qat.inputs_in_integers
     axes = resolved.wide(*context, "tp") if shares else ()
     does += f"; ranks of {' · '.join(axes)} share scales" if axes else ""
     args = {"weights": qat.weights, "group": qat.group, "activations": qat.activations}

@@ -106,6 +106,13 @@ AWAITS: Final = "wait until the copy of the state being saved is complete"
     "step.clip_value", switch=True, largest=learns("optimizer.clip_value", "gradients are limited by it from here on")
 )
 @resumes("step.check_finite", limit=_LIMIT)
+@resumes("step.unscale")
+@resumes("step.loss_scale", switch=True, scale=stays("precision.fp16.scale", "a resumed run has the scale it had"))
+@resumes(
+    "step.check_overflow",
+    switch=True,
+    interval=stays("precision.fp16.interval", "the scale of the loss changes no gradient that fp16 can hold"),
+)
 @resumes("step.schedule", decay=learns("optimizer.scheduled_decay", "weights decay by it from here on"))
 @resumes("step.router_bias", "by_phase", speed=learns("model.router.bias_speed", "biases move by it from here on"))
 @resumes("step.measure", "lets_go")
@@ -196,6 +203,9 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     if weights := _router_weights(resolved):
         each = [f"{name} {text}" for name, text in _of_phases(resolved, weights)]
         then("step.router_weights", f"settings of routers: {', '.join(each)}", weights)
+    if (fp16 := spec.precision.loss_scale) is not None:
+        does = f"multiply the loss by a scale, {fp16.scale:,} at first, so that small gradients are not 0 in fp16"
+        then("step.loss_scale", does, {"scale": fp16.scale})
     share = estimates.flops_per_step / resolved.layout.mesh.world_size
     if spec.loss.mismatched:
         does = "reference point of log-ratios: their mean over answers after the prompts of other documents of "
@@ -228,6 +238,8 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     _add_syncs(resolved, then)
     for node in stack_of(resolved.spec).sums(resolved):
         then(node.op, node.does, node.args, resolved.wide("replicate"))
+    if fp16 is not None:
+        then("step.unscale", "divide gradients by the scale of the loss")
     hooks("after_backward")
     if spec.tasks:
         policy, own = on_nan(spec), clip_args(spec)
@@ -242,6 +254,10 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     if (largest := spec.optimizer.clip_value) is not None:
         does = f"limit every element of the gradients to ±{largest:g}"
         then("step.clip_value", does, {"largest": largest})
+    if fp16 is not None:
+        does = "skip the step if gradients overflowed, and halve the scale of the loss; double it after "
+        does += f"{plural(fp16.interval, 'step')} without"
+        then("step.check_overflow", does, {"interval": fp16.interval})
     policy = on_nan(spec)
     then("step.check_finite", bad_step_text(policy), {"limit": policy.limit})
     scheduled = {"decay": "lr"} if spec.optimizer.scheduled_decay else None

@@ -86,7 +86,7 @@ def text() -> str:
     legend = [
         f"{YES}: the rules of the planner allow it; {IDLE}: it has no effect there; a code: it is refused, and",
         "`xtrain docs CODE` says why. Stacks and axes have two ranks; fp64, bf16: parameters in that format; →fp64,",
-        "→bf16, →fp8: parameters in fp32 on two ranks of fsdp, computed in that format; loader, export: two",
+        "→bf16, →fp16, →fp8: parameters in fp32 on two ranks of fsdp, computed in that format; loader, export: two",
         "ranks of fsdp, with two processes that read rows for each; the finished model or adapter as a folder.",
     ]
     return "\n".join([*table, "", *legend]) + "\n"

@@ -303,6 +303,7 @@ def _without_scale(spec: Spec, plan: Plan, files: Mapping[str, str], teacher: st
             precision,
             params="fp64",
             compute="fp64",
+            fp16=type(precision.fp16)(),
             fp8=type(precision.fp8)(),
             qat=type(precision.qat)(),
             matmul="highest",

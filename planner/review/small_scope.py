@@ -79,6 +79,8 @@ def uncovered_parts(spec: Spec, plan: Plan) -> Iterator[str]:
     formats = {spec.precision.params, spec.precision.compute} - {"auto", "fp64"}
     if "fp8" in formats:
         yield "products in fp8"
+    if spec.precision.loss_scale is not None:
+        yield "the scale of the loss, and steps whose gradients overflow in fp16"
     if spec.precision.rounded is not None:
         yield "the rounding of weights by qat"
     if formats - {"fp8"}:

@@ -7,6 +7,7 @@ from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.cluster import Cluster
 from xtrain.dsl.schema.component import planned
+from xtrain.dsl.schema.precision import Fp8, Fp16
 from xtrain.dsl.schema.setting import UsualRange, settings_of
 from xtrain.dsl.spec import Origin, Spec
 from xtrain.dsl.values import Quantity
@@ -121,10 +122,10 @@ def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
     if resolve_formats(spec.precision, spec.parallel).compute == "fp64":
         why = "it concerns fp32 products, and all products are fp64"
         _warn(spec, "precision.matmul", why, "remove it", found)
-    if spec.precision.scaled is None:
-        for name in settings_of(type(spec.precision.fp8)):
-            why = f"compute is {spec.precision.compute}"
-            _warn(spec, f"precision.fp8.{name}", why, "write `compute = fp8 { … }`, or remove it", found)
+    for kind, used in ((Fp16, spec.precision.loss_scale), (Fp8, spec.precision.scaled)):
+        form, why = kind.__name__.lower(), f"compute is {spec.precision.compute}"
+        for name in settings_of(kind) if used is None else ():
+            _warn(spec, f"precision.{form}.{name}", why, f"write `compute = {form} {{ … }}`, or remove it", found)
     if spec.precision.rounded is None:
         for name in settings_of(type(spec.precision.qat)).keys() - {"weights"}:
             why = "qat.weights is none, so nothing is rounded"

@@ -1,4 +1,4 @@
-"""Rules on products of matrices that are not multiplied as stored: fp8, and quantization-aware training."""
+"""Rules on fp16, on products in fp8, and on quantization-aware training."""
 
 from typing import Final
 
@@ -17,6 +17,25 @@ from xtrain.plan.pipeline import ZERO_BUBBLE
 FP8_RULE: Final = "precision.fp8"
 FP8_CODE: Final = "X443"
 FP8_PATH: Final = "precision.compute"
+
+
+@checks("precision.fp16", reads="precision.compute precision.params step serve")
+def check_fp16(spec: Spec, found: Findings) -> None:
+    """Report what does not go with a scale of the loss."""
+    rule = "precision.fp16"
+    if spec.precision.loss_scale is None:
+        return
+    if (params := spec.precision.params) != "fp32":
+        message = f"compute is fp16, whose gradients are added up and unscaled in fp32, and params is {params}"
+        found.fail(rule, FP8_CODE, "precision.params", message, "use params fp32")
+    elif spec.step is not None:
+        message = "compute is fp16, and a step of your own divides the loss by itself, without its scale"
+        found.fail(rule, FP8_CODE, FP8_PATH, message, "use compute bf16, or remove `step`")
+    elif spec.serve is not None:
+        message = "compute is fp16, and clients of a server skip no steps whose gradients overflow"
+        found.fail(rule, FP8_CODE, FP8_PATH, message, "use compute bf16")
+    else:
+        found.passed(rule, "gradients are computed with a scale of the loss")
 
 
 @checks(
@@ -125,9 +144,9 @@ def check_qat(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -
     inputs = f"{QAT_RULE}.activations"
     if faults := _in_common(spec, arch, qat, QAT_RULE, words, "remove `qat`"):
         ((path, message, hint),) = faults
-    elif qat.activations not in ("none", own := qat.weights if qat.floats else "int8"):
+    elif qat.activations not in ("none", qat.weights) and not (qat.inputs_in_integers and not qat.floats):
         message = f"inputs are rounded to {qat.activations}, and weights to {qat.weights}"
-        path, hint = inputs, f"use activations {own}, or none"
+        path, hint = inputs, "round both to the same floats, or both to integers"
     elif qat.scales_over_tokens and spec.activation.tile_mlp != 1:
         message = f"a scale of {qat.activations} is of all tokens, and tile_mlp multiplies some at a time"
         path, hint = inputs, "use mxfp4 for weights and activations, or tile_mlp 1"

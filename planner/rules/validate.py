@@ -41,7 +41,7 @@ from xtrain.planner.rules.elastic import Elastic, ValidatedSpec, settle_worlds
 from xtrain.planner.rules.idle import check_idle, check_idle_accumulation, check_usual
 from xtrain.planner.rules.layout import check_further, check_topology, fit_teacher
 from xtrain.planner.rules.modules import check_base, check_code, check_modules
-from xtrain.planner.rules.products import check_fp8, check_qat
+from xtrain.planner.rules.products import check_fp8, check_fp16, check_qat
 from xtrain.planner.rules.schedule import (
     check_awaited,
     check_beginning,
@@ -303,6 +303,7 @@ def validate(spec: Spec, world: int | None, found: Findings, counted: Counts | N
     check_microbatches(spec, layout, batch, found)
     check_topology(spec, arch, layout, batch, found)
     check_base(spec, arch, layout, found)
+    check_fp16(spec, found)
     check_fp8(spec, arch, layout, found)
     check_qat(spec, arch, layout, found)
     check_stack(spec, found)
@@ -358,6 +359,7 @@ def _validate_server(spec: Spec, world: int | None, found: Findings) -> Validate
     staging = assign_stages(training, arch, layout, found)
     check_topology(training, arch, layout, batch, found)
     check_base(training, arch, layout, found)
+    check_fp16(spec, found)
     check_fp8(training, arch, layout, found)
     check_qat(training, arch, layout, found)
     check_stack(training, found)

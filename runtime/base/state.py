@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from attrs import asdict, define, field, frozen
 
+from xtrain.dsl.schema.precision import LARGEST_SCALE
 from xtrain.runtime.base.process import ReplicaGroup
 
 
@@ -125,6 +126,22 @@ class NormStatistics:
 
 
 @define
+class LossScale:
+    """Scale of the loss in fp16. good: steps without overflow since it last changed."""
+
+    value: float
+    good: int = 0
+
+    def overflowed(self) -> None:
+        self.value, self.good = max(self.value / 2, 1.0), 0
+
+    def worked(self, interval: int) -> None:
+        self.good += 1
+        if self.good >= interval:
+            self.value, self.good = min(self.value * 2, LARGEST_SCALE), 0
+
+
+@define
 class Progress:
     """Progress of the run. `step` counts finished optimizer steps, `tokens` their positions.
 
@@ -140,6 +157,8 @@ class Progress:
     """Task → number of steps in a row that left it out because its values were not finite."""
     kept: dict[str, dict[str, Any]] = field(factory=dict)
     """Id of a tick's node → its counters, as JSON, which checkpoints keep."""
+    loss_scale: LossScale | None = None
+    """None in a run without a scale of the loss, and before its first step."""
     over: str = ""
     """Reason to finish the run before the end of its budget, alike on all ranks; empty: none."""
 
@@ -148,7 +167,9 @@ class Progress:
         norms = {"gradient_norms": asdict(self.norms)} if self.norms.count else {}
         tasks = {"bad_tasks": dict(self.bad_tasks)} if any(self.bad_tasks.values()) else {}
         kept = {"kept": {node: dict(counters) for node, counters in self.kept.items()}} if self.kept else {}
-        return {"step": self.step, "tokens": self.tokens, "nonfinite": self.bad.counters(), **norms, **tasks, **kept}
+        scale = {"loss_scale": asdict(self.loss_scale)} if self.loss_scale is not None else {}
+        own = {**norms, **tasks, **kept, **scale}
+        return {"step": self.step, "tokens": self.tokens, "nonfinite": self.bad.counters(), **own}
 
     def take(self, state: dict[str, Any]) -> None:
         """Resume from a checkpoint's counters; drops metrics measured after its step."""
@@ -156,6 +177,7 @@ class Progress:
         self.bad = BadSteps.of(state.get("nonfinite", {"last_good": self.step}))
         self.norms = NormStatistics(**state.get("gradient_norms", {}))
         self.bad_tasks = dict(state.get("bad_tasks", {}))
+        self.loss_scale = LossScale(**state["loss_scale"]) if "loss_scale" in state else None
         self.kept = {node: dict(counters) for node, counters in state.get("kept", {}).items()}
         self.measured = {name: entry for name, entry in self.measured.items() if entry[0] <= self.step}
         self.measured |= {name: (self.step, value) for name, value in state.get("metrics", {}).items()}

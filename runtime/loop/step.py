@@ -14,7 +14,7 @@ from xtrain.plan.plan import Plan
 from xtrain.records.training_events import PhaseEvent
 from xtrain.runtime.base.mesh import Meshes
 from xtrain.runtime.base.ops import op
-from xtrain.runtime.base.state import BadSteps, Progress, Rank, Resources
+from xtrain.runtime.base.state import BadSteps, LossScale, Progress, Rank, Resources
 from xtrain.runtime.feed.microbatch import DocumentSums
 from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.loop.agreement import Agreement, Limits
@@ -225,7 +225,7 @@ def forward_backward(
     def train_microbatches(step: Step) -> None:
         count = len(step.microbatches)
         assert 1 <= count <= accumulate
-        scale = 1.0 / step.units
+        scale = step.loss_scale / step.units
         sums: list[Tensor] = []
         for number, microbatch in enumerate(step.microbatches, start=1):
             wrapped.sync_gradients(number == count or sync == "microbatch")
@@ -254,11 +254,69 @@ def pipelined(pipeline: PipelineSchedule, rank: Rank, accumulate: int, each: boo
         batches = [ModelBatch.of(microbatch, rank.device) for microbatch in step.microbatches]
         for batch in batches:
             batch.each = each
-        step.loss_sums = pipeline.train(batches, 1.0 / step.units)
+        step.loss_sums = pipeline.train(batches, step.loss_scale / step.units)
         step.row_losses = [batch.row_losses for batch in batches if batch.row_losses is not None]
         step.batches = batches if each else []
 
     return train_pipeline
+
+
+@op("step.loss_scale")
+def scale_loss(model: ModelParts, rank: Rank, progress: Progress, scale: float) -> StepCall:
+    """Multiply the loss of the step, and losses of routers, by a scale: `scale` at the start of a run, and then as
+    `step.check_overflow` has changed it."""
+    of_routers = torch.ones((), dtype=torch.float64, device=rank.device)
+    for module in model.modules():
+        if isinstance(module, RouterLosses):
+            module.loss_scale = of_routers
+
+    def set_loss_scale(step: Step) -> None:
+        progress.loss_scale = progress.loss_scale or LossScale(scale)
+        step.loss_scale = progress.loss_scale.value
+        of_routers.fill_(step.loss_scale)
+
+    return set_loss_scale
+
+
+@op("step.unscale")
+def unscale(model: ModelParts) -> StepCall:
+    """Divide the gradients by the scale of the loss."""
+
+    @torch.no_grad()
+    def unscale_gradients(step: Step) -> None:
+        gradients = [local(parameter.grad) for _, parameter in model.trained() if parameter.grad is not None]
+        if gradients and step.loss_scale != 1.0:
+            torch._foreach_mul_(gradients, 1 / step.loss_scale)  # pyright: ignore[reportPrivateImportUsage]
+
+    return unscale_gradients
+
+
+@op("step.check_overflow", traced=False)
+def check_overflow(model: ModelParts, progress: Progress, interval: int) -> StepCall:
+    """Skip a step whose gradients overflowed although its loss is finite, with half the scale from then on, and double
+    the scale after `interval` steps without.
+
+    Raises SkipStep on all ranks alike. A step whose loss is not finite, or that overflows without a scale, is left to
+    `step.check_finite`.
+    """
+    counts = RouterCountsCopy(model)
+
+    def check_gradients(step: Step) -> None:
+        scale = progress.loss_scale
+        assert scale is not None
+        if isfinite(step.grad_norm):
+            scale.worked(interval)
+            counts.keep()
+            return
+        if not isfinite(step.loss) or scale.value == 1.0:
+            return
+        before = scale.value
+        scale.overflowed()
+        counts.restore()
+        reason = f"gradients overflowed in fp16; the scale of the loss is {scale.value:,.0f} from here on"
+        raise SkipStep(f"{reason}, before {before:,.0f}", loss=step.loss, grad_norm=step.grad_norm)
+
+    return check_gradients
 
 
 @op("step.clip")

@@ -386,6 +386,8 @@ class Step:
     metrics: dict[str, float] = field(factory=dict)
     """Metrics of its rollout and loss: means over tokens, sequences or pairs; by name."""
     grad_norm: float = float("nan")
+    loss_scale: float = 1.0
+    """Factor of the loss in the backward, and so of gradients until they are divided by it."""
     clipped: float = 1.0
     """Factor that its gradients were scaled by."""
     task_norms: dict[str, float] = field(factory=dict)

@@ -35,7 +35,13 @@ from xtrain.runtime.nn.number_formats import Fp8Matrix, SharedScales
 from xtrain.runtime.nn.recompute import SAVED, RecomputeFunction, TiledModule
 from xtrain.runtime.nn.transformer import ModelParts, StageSpan, Transformer
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "uint8": torch.uint8}
+DTYPES = {
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "uint8": torch.uint8,
+}
 
 
 @op("setup.build_model", gives="model")

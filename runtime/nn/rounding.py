@@ -108,7 +108,9 @@ class RoundedMatrix(ScaledMatrix):
     def input_gradient(self, grad_TN: Tensor, weight_NK: Tensor, x_TK: Tensor) -> Tensor:
         """Return the gradient of x [T, K]."""
         grad_TK = grad_TN @ self._weight(weight_NK)
-        return grad_TK if self.qat.activations == "none" else input_grid(x_TK, self.shared.inputs).gradient(grad_TK, x_TK)
+        if self.qat.activations == "none":
+            return grad_TK
+        return input_grid(x_TK, self.shared.inputs).gradient(grad_TK, x_TK)
 
     def weight_gradient(self, grad_TN: Tensor, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
         """Return the gradient of the weight [N, K]."""

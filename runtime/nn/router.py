@@ -41,6 +41,7 @@ class RouterLosses:
 
     aux_weight, z_weight: of the losses of a row, the model's weights by `divisor`. copies: ranks of `row` that have the
     same positions. row_factor: ratio of a full step's rows to this step's rows; None: all are full.
+    loss_scale: factor of the loss in fp16.
     """
 
     axes: Axes
@@ -55,6 +56,7 @@ class RouterLosses:
     aux: Tensor | None = None
     begun = 0
     row_factor: Tensor | None = None
+    loss_scale: Tensor | None = None
 
     @property
     def copies(self) -> int:
@@ -92,7 +94,9 @@ class RouterLosses:
         if self.z_weight:
             squares_BS1 = logits_BSE.logsumexp(-1, keepdim=True).square()
             loss = loss + self.z_weight * (squares_BS1.masked_fill(unreal_BS1, 0).sum(1) / tokens_B1).sum()
-        return loss if self.row_factor is None else loss * self.row_factor.to(loss.dtype)
+        for factor in (self.row_factor, self.loss_scale):
+            loss = loss if factor is None else loss * factor.to(loss.dtype)
+        return loss
 
     @torch.no_grad()
     def count_alone(self, chosen_BSK: Tensor, real_BS: Tensor) -> None:

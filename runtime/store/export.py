@@ -379,10 +379,11 @@ def _integers(rounded: Rounded, files: tuple[WrittenFile, ...]) -> dict[str, Any
 def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False, quantise: bool = False) -> None:
     """Raise ExportFailed if no folder can hold the model of a plan. merges: merge its adapter into the model. quantise:
     write rounded matrices as integers."""
-    if quantise and (args := plan.args("setup.qat")).get("weights") in FLOATS:
-        message = f"the run rounds to {args['weights']}, and --quantise writes integers"
+    weights = plan.args("setup.qat").get("weights")
+    if quantise and weights in FLOATS:
+        message = f"the run rounds to {weights}, and --quantise writes integers"
         raise ExportFailed(f"{message}; export without it, and let the engine that serves round the matrices", "X525")
-    if quantise and not args:
+    if quantise and weights is None:
         raise ExportFailed("the run rounds no matrices: `precision { qat { weights = int4 } }` does", "X525")
     if merges and plan.architecture.adapter is None:
         raise ExportFailed("the run trains no adapter; `xtrain export` writes its model", "X525")

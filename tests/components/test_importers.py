@@ -130,6 +130,7 @@ AXOLOTL_ROWS = [
     ("bf16: true\nadapter: lora", ["compute = bf16", "!params = bf16"]),
     ("bf16: auto\nfsdp_config:\n  offload_params: true", ["compute = bf16", "!params = bf16"]),
     ("bf16: false", ["compute = fp32"]),
+    ("bf16: false\nfp16: true\nadapter: lora", ["compute = fp16"]),
     ("fp8: true\nfp8_enable_fsdp_float8_all_gather: true",
      ['compute = fp8 { recipe = tensorwise, skip = ["layers.0.self_attn.q_proj"] }']),
     ("qat:\n  weight_dtype: int4\n  activation_dtype: int8",
@@ -211,6 +212,8 @@ def test_axolotl(tmp_path, text, lines):
     ("fp16: false", "fp16", Fate.DEFAULT),
     ("relora: true", "relora", Fate.MISSING),
     ("bf16: false\nfp16: true", "fp16", Fate.MISSING),
+    ("bf16: false\nfp16: true\nadapter: lora", "fp16", Fate.TRANSLATED),
+    ("bf16: false\nfloat16: true", "float16", Fate.MISSING),
     ("optimizer: galore_adamw", "optimizer", Fate.MISSING),
     ("lr_scheduler: one_cycle", "lr_scheduler", Fate.MISSING),
     ("val_set_size: 2000", "val_set_size", Fate.MISSING),
@@ -346,7 +349,6 @@ def test_programs_on_transformers(tmp_path, kind, text, lines):
     ("llama_factory", "finetuning_type: freeze", "finetuning_type"),
     ("llama_factory", "stage: ppo", "stage"),
     ("llama_factory", "max_samples: 1", "max_samples"),
-    ("transformers", "fp16: true", "fp16"),
 ])  # fmt: skip
 def test_what_programs_on_transformers_have_alone(tmp_path, kind, text, key):
     (tmp_path / "data").mkdir()
@@ -397,6 +399,15 @@ def test_accelerate_and_deepspeed(tmp_path):
     draft, spec = imported(tmp_path, TRL + "accelerate_config: a.yaml\n", kind="trl")
     assert Fate.MISSING not in fates(draft).values() and "offload = true" in lines_of(spec)
     assert "num_processes = 8" in spec
+    (tmp_path / "a.yaml").write_text("mixed_precision: fp16\n")
+    _, spec = imported(tmp_path, TRL + "accelerate_config: a.yaml\n", kind="trl")
+    assert "compute = fp16" in lines_of(spec)
+    half = {"fp16": {"enabled": True, "initial_scale_power": 12, "loss_scale": 0}, "train_micro_batch_size_per_gpu": 4}
+    draft, spec = imported(tmp_path, json.dumps(half), "ds.json", "deepspeed")
+    assert "compute = fp16 { scale = 4096, interval = 1000 }" in spec and Fate.MISSING not in fates(draft).values()
+    half["fp16"]["loss_scale"] = 128
+    draft, _ = imported(tmp_path, json.dumps(half), "ds.json", "deepspeed")
+    assert fates(draft)["fp16.enabled"] is Fate.MISSING
     engine = {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.5, "bf16": {"enabled": True},
               "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}},
               "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.01}},

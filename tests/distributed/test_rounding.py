@@ -25,7 +25,6 @@ MORE = [
     Topology(fsdp=2, accumulate=4, shared=FLOATS, note="nvfp4"),
     Topology(pp=2, ulysses=2, accumulate=8, shared=FLOATS, note="nvfp4"),
     Topology(fsdp=2, ep=2, shared=rounded("128", "mxfp4", "mxfp4"), model="moe", note="mxfp4"),
-
     Topology(fsdp=2, shared=ALL, note="row, inputs"),
     Topology(tp=2, shared=rounded(), note="groups"),
     Topology(tp=2, shared=ALL, sets=("parallel.tp.sequence=false",), note="row, inputs, without sequence"),

@@ -199,7 +199,6 @@ UNCERTAIN = [
     ("batch", "eval_interval = 25", "`every 25 steps eval DATASET`"),
     ("experiment", "logging_steps = 1", "`every 1 step log`"),
     ("precision", "dtype = bf16", "`params` of parameters"),
-    ("precision", "fp16 = true", "not supported"),
     ("parallel", "data_parallel_size = 8", "`fsdp 8` shards"),
     ("parallel", "data_parallel_replicate_degree = 2", "`fsdp N { replicate = 2 }`"),
     ("grpo", "epsilon = 0.2", "`clip_low` and `clip_high`"),

@@ -39,7 +39,7 @@ def test_a_row_of_a_tracker_is_that_of_one_that_is_on():
 def test_columns_are_the_stacks_axes_and_formats_of_the_schema(rows):
     expected = [
         "alone", "ddp", "deepspeed", "torchft", "tp", "ep", "fsdp", "pp", "cp", "fp64", "bf16", "→fp64", "→bf16",
-        "→fp8", "loader", "export",
+        "→fp16", "→fp8", "loader", "export",
     ]  # fmt: skip
     assert all(list(row.cells) == expected for row in rows.values())
 

@@ -112,6 +112,8 @@ EXEMPT = {
     "activation.tile_mlp": "of blocks without experts: tests/planner/test_graph.py",
     **dict.fromkeys(("precision.fp8.recipe", "precision.fp8.rest", "precision.fp8.skip"),
         "of compute fp8: tests/planner/test_fp8.py"),
+    **dict.fromkeys(("precision.fp16.scale", "precision.fp16.interval"),
+        "of compute fp16: tests/planner/test_nonfinite.py"),
     **dict.fromkeys((f"precision.qat.{name}" for name in ("weights", "group", "activations", "skip")),
         "of quantization-aware training: tests/planner/test_qat.py"),
     "precision.batch_invariant": "of what is not compiled: tests/planner/test_rollout.py",

@@ -51,6 +51,7 @@ CASES = [
     ({"precision": "precision { compute = bf16 }", "launch": CUDA}, "parallel { fsdp { prefetch = true } }",
      "parallel.fsdp.prefetch"),
     ({}, "precision { fp8 { recipe = tensorwise } }", "precision.fp8.recipe"),
+    ({}, "precision { fp16 { scale = 1024 } }", "precision.fp16.scale"),
     ({"checkpoint": "checkpoint { mode = sync }"}, "checkpoint { overlap = latest }", "checkpoint.overlap"),
     ({"checkpoint": "checkpoint { keep = 2 }"}, "checkpoint { best_is = highest }", "checkpoint.best_is"),
     ({"launch": CPU, "checkpoint": "checkpoint { mode = async }"}, "checkpoint { mode = async_pinned }",

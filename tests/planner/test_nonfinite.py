@@ -80,3 +80,20 @@ def test_who_goes_back_needs_something_to_go_back_to(compiled):
     assert not compiled(every="every 101376 tokens checkpoint", more="on nan rollback").diagnostics
     # By default a twentieth of the steps.
     assert not compiled(more="on nan rollback").diagnostics
+
+
+def test_a_scale_of_the_loss_in_fp16(make_plan, compiled):
+    half = "precision { compute = fp16 { scale = 1024, interval = 7 } }"
+    plan = make_plan(precision=half)
+    ops = [node.op for node in plan.nodes]
+    assert plan.args("step.loss_scale") == {"scale": 1024} and plan.args("step.check_overflow") == {"interval": 7}
+    order = ("loss_scale", "forward_backward", "unscale", "gradient_norm", "check_overflow", "check_finite")
+    places = [ops.index(f"step.{name}") for name in order if f"step.{name}" in ops]
+    assert places == sorted(places) and len(places) >= 5
+    others = [make_plan(precision=f"precision {{ compute = {each} }}") for each in ("fp16", "bf16")]
+    assert len({each.config_id for each in (plan, *others)}) == 3
+    assert "step.unscale" not in [node.op for node in others[1].nodes]
+    for params in ("bf16", "fp64"):
+        found = compiled(1, precision=f"precision {{ params = {params}, compute = fp16 }}")
+        (error,) = found.diagnostics.errors
+        assert error.code == "X443" and error.hint == "use params fp32"

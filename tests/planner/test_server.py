@@ -212,6 +212,7 @@ def test_what_a_server_cannot_be(sets: tuple[str, ...]):
     (("parallel.pp=9",), "X404"),
     (("precision.base=nf4", "precision.base.block=48"), "X438"),
     (("precision.compute=fp8",), "X443"),
+    (("precision.compute=fp16",), "X443"),
     (("parallel.stack=torchft",), "X415"),
     (("parallel.tp=2", "parallel.tp.overlap=true"), "X446"),
     (("model.mtp=1",), "X445"),

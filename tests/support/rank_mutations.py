@@ -548,3 +548,26 @@ def own_scales() -> None:
 
     for module in (number_formats, rounding):
         vars(module)["over_ranks"] = lambda largest, groups: largest
+
+
+@mutation
+def wide_half() -> None:
+    """What a plan computes in fp16 is computed in fp32, where a scale of the loss changes no bit."""
+    from xtrain.runtime.nn import build
+
+    build.DTYPES["fp16"] = torch.float32
+
+
+@mutation
+def overflow(steps: list[int]) -> None:
+    """On the last rank the gradients of steps, from 1, overflow."""
+
+    def change(call: StepCall, given: dict[str, Any]) -> StepCall:
+        def unscale(step: Step) -> None:
+            call(step)
+            if step.index + 1 in steps and dist.get_rank() == dist.get_world_size() - 1:
+                next(local(p.grad) for _, p in given["model"].trained() if p.grad is not None).fill_(float("inf"))
+
+        return unscale
+
+    rebind("step.unscale", change)
