@@ -297,18 +297,22 @@ def calibrated_table(rows: Sequence[PublishedRow | XorlRow]) -> tuple[str, dict[
         found = Calibration.of([other for other in runs if other is not run]).predicted(run.timing)
         planned_speed = row.speed * run.seconds / run.timing.seconds
         slow, likely, fast = (planned_speed / each for each in (found.high, found.factor, found.low))
-        inside = slow <= row.speed <= fast
-        counts[found.label, inside] += 1
-        widths.append(found.high / found.factor - 1)
+        inside, width = slow <= row.speed <= fast, found.high / found.factor - 1
+        if width:
+            counts[found.label, inside] += 1
+            widths.append(width)
+        span = (
+            f"{slow:,.0f} to {fast:,.0f}, ± {width:.0%}" if width else f"none: {found.beyond[-1].rpartition(' is ')[2]}"
+        )
         lines.append(
             f"| {row.source} | {layout_of(row)} | {row.sequence:,} · {row.micro} × {row.accumulate} | {row.speed:,.0f} "
-            f"| {likely:,.0f} | {slow:,.0f} to {fast:,.0f}, ± {widths[-1]:.0%} | {found.label} "
-            f"| {'' if inside else '**outside**'} |"
+            f"| {likely:,.0f} | {span} | {found.label} "
+            f"| {'' if inside or not width else '**outside**'} |"
         )
     labels = {label: counts[label, True] + counts[label, False] for label in ("exact", "interpolated", "extrapolated")}
     said = {
-        "count": len(rows), "inside": sum(counts[label, True] for label in labels),
-        "narrow": sum(width <= 0.25 for width in widths), "widest": max(widths),
+        "count": len(rows), "ranges": len(widths), "inside": sum(counts[label, True] for label in labels),
+        "widest": max(widths),
         **labels, **{f"{label}_inside": counts[label, True] for label in labels},
     }  # fmt: skip
     return "\n".join(lines), said
@@ -507,7 +511,7 @@ match real machines. Because the measured programs are not xtrain, the rows shar
 
 Of {count} rows, {within} memory predictions are within 15 % of the measurement, and {paced} measured speeds are within
 the predicted range. [Predicted from measured speeds](#speeds-predicted-from-measured-ones) of other rows, it is
-{of_published[inside]} of the same {count}.
+{of_published[inside]} of the {of_published[ranges]} that have one.
 
 ## Memory and speed of whole runs
 
@@ -524,10 +528,11 @@ trainer is a machine of its own.
 
 {calibrated}
 
-{said[inside]} of {said[count]} rows lie in their range: {interpolated} interpolated ones, {extrapolated} extrapolated
-ones, and {exact} with another run of the same plan. {said[narrow]} ranges are no wider than ± 25 %; the widest, of the
-70B row with 16 rows at a time, is ± {said[widest]:.0%}, because nothing near it was measured. From the rows of
-torchtitan and KempnerForge alone it is {of_published[inside]} of {of_published[count]}.
+{said[inside]} of the {said[ranges]} rows with a range lie in it: {interpolated} interpolated ones, {extrapolated}
+extrapolated ones, and {exact} with another run of the same plan. The widest range is ± {said[widest]:.0%}. The row with
+16 sequences at a time has none: nothing near it was measured, and its range would rest on the assumptions of the
+process alone ([labels and ranges](calibrate.md#labels-and-ranges)). From the rows of torchtitan and KempnerForge alone
+{of_published[inside]} of {of_published[ranges]} lie in their range.
 
 One run of the packs is left out: ten rows at a time on 32 GPUs, which does not fit in the plan's 80 GiB, and was
 measured at half the speed with allocation retries. No plan shows how R66 to R75 differ at the same size (compiled or

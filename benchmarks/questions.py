@@ -1,5 +1,5 @@
 """What commands cost that certify a plan or answer questions about a run: prove, replay, blame, bisect, seen, forget,
-review, solve and calibrate.
+review, approve, solve and calibrate.
 
     OMP_NUM_THREADS=1 python benchmarks/questions.py
 
@@ -66,6 +66,8 @@ def prepared(folder: Path) -> None:
     (folder / "tiny.xtrain").write_text(SPEC.format(rate="1e-2"))
     (folder / "other.xtrain").write_text(SPEC.format(rate="1.1e-2"))
     (folder / "law.json").write_text(json.dumps(LAW))
+    key = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "key")
+    subprocess.run(key, cwd=folder, check=True)
 
 
 def measured(folder: Path) -> list[tuple[str, str, float]]:
@@ -81,12 +83,13 @@ def measured(folder: Path) -> list[tuple[str, str, float]]:
     run = f"runs/tiny/{first}"
     rows: list[tuple[str, str, tuple[str, ...], tuple[int, ...]]] = [
         ("`replay`", "4 steps from the checkpoint of step 24", (run, "--from", "25"), (0,)),
-        ("`blame`", "two documents of the 300, by bisection", (run, "--step", "26"), (0,)),
+        ("`blame`", "the documents of a spike, by bisection", (run, "--step", "26"), (0,)),
         ("`bisect`", "other rate; both windows of 12 steps again", (run, "runs/tiny/other"), (1,)),
         ("`seen`", "how often and when one document", (run, "--document", "sums.jsonl:41"), (0, 1)),
         ("`seen --matching`", "300 records, 13-grams", (run, "--matching", "sums.jsonl", "--ngram", "13"), (0, 1)),
         ("`forget`", "one document; retrains from before it", (run, "sums.jsonl:132"), (0,)),
-        ("`review`", "two specs, with a policy", ("tiny.xtrain", "other.xtrain"), (0,)),
+        ("`review`", "two specs", ("tiny.xtrain", "other.xtrain"), (0,)),
+        ("`approve`", "with a key", ("tiny.xtrain", "--by", "ann", "--key", "key"), (0,)),
         ("`solve`", "2 sizes on one cluster", ("tiny.xtrain", "--budget", "5", "--law", "law.json", "--size",
             "model.layers=1", "--size", "model.layers=2"), (0,)),
         ("`calibrate`", "the five runs", ("runs/tiny",), (0,)),

@@ -11,7 +11,7 @@ from attrs import asdict, evolve
 
 from xtrain.cli.replay import replayed
 from xtrain.cli.run_data import RunData, enter
-from xtrain.cli.verb import RUN_HELP, Refused, colored, ranks, run_named
+from xtrain.cli.verb import RUN_HELP, Refused, add_sets, colored, ranks, run_named
 from xtrain.text.page import Page
 from xtrain.text.units import plural
 
@@ -30,7 +30,7 @@ The same command resumes replays that were interrupted; they are runs of their o
 examples:
   xtrain bisect RUN_A RUN_B
   xtrain bisect RUN_A RUN_B --recorded          only compare what is recorded
-  xtrain bisect RUN_A RUN_B --world 1 --json    replay both runs on one rank
+  xtrain bisect RUN_A RUN_B --set parallel.tp=1 --set parallel.fsdp=2    replay both runs on one layout
 
 exit codes: 0 all common steps are equal, 1 the runs part, 2 the command line or a setting is wrong, 3 no common records
 or no checkpoint; else the exit code of a replay
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_b", metavar="RUN_B", help="another run")
     parser.add_argument("--recorded", action="store_true", help="compare only what is recorded; replay nothing")
     parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks of replays (default: as the runs)")
+    add_sets(parser)
     parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
 
 
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = parting(*traces)
     notes: list[str] = []
     if found is not None and not found.traced and not arguments.recorded:
-        again = _replayed(directories, found, arguments.world, notes)
+        again = _replayed(directories, found, arguments.sets, arguments.world, notes)
         closer = parting(*again)
         if closer is None:
             notes.append("the replays of both runs agree in all steps: the difference does not appear again")
@@ -75,7 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
     return int(found is not None)
 
 
-def _replayed(directories: list[Path], found: "Parting", world: int | None, notes: list[str]) -> "list[Trace]":
+def _replayed(
+    directories: list[Path], found: "Parting", sets: list[str], world: int | None, notes: list[str]
+) -> "list[Trace]":
     """Replay the steps up to a difference in both runs, with digests. Raises Refused."""
     from xtrain.runtime.jobs.bisect import Trace
     from xtrain.runtime.jobs.replay import ReplayWindow, compared
@@ -84,7 +87,7 @@ def _replayed(directories: list[Path], found: "Parting", world: int | None, note
     for directory in directories:
         enter(directory)
         window = ReplayWindow.of(directory, (found.before or 0) + 1, found.step)
-        replay, code = replayed(window, [], world, "none", "tensors")
+        replay, code = replayed(window, sets, world, "none", "tensors")
         if replay is None:
             raise Refused(code or 1, "xtrain bisect: a replay did not get to its end; the same command resumes it")
         if different := [

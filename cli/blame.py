@@ -99,9 +99,11 @@ def _alerted(directory: Path, number: int) -> int:
         for event in events_since(directory / EVENTS_FILE, 0)
         if isinstance(event, AlertEvent) and event.state == "raised"
     ]
-    if number > len(alerts) or (step := alerts[number - 1].step) is None:
+    step = alerts[number - 1].step if number <= len(alerts) else None
+    if step is None:
         listed = "".join(f"\n  {place} {one.kind}, step {one.step}" for place, one in enumerate(alerts, start=1))
-        raise Refused(2, f"xtrain blame: {directory} has raised {plural(len(alerts), 'alert')}{listed}")
+        message = f"{directory} has raised {plural(len(alerts), 'alert')}, and none is number {number} with a step"
+        raise Refused(2, f"xtrain blame: {message}; give --step N, or the number of one with a step{listed}")
     return step
 
 

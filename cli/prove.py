@@ -1,6 +1,7 @@
 """`xtrain prove SPEC|PLAN`: compute a small experiment of the same layout on ranks of this machine, and certify it."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,6 @@ from xtrain.cli.verb import Refused, add_sets, counted, end_by_exception, number
 
 if TYPE_CHECKING:
     from xtrain.plan.certificate import Certificate, ComparedLayout
-    from xtrain.plan.plan import Plan
 
 HELP = "certify that a layout computes what one process computes"
 DESCRIPTION = (
@@ -59,12 +59,15 @@ def run(arguments: argparse.Namespace) -> int:
     assert compiled.plan is not None
     say_own_code(compiled.plan, arguments.spec)
     from xtrain.runtime.inspect.prove import prove
+    from xtrain.runtime.store.certificates import certificate_path
 
+    path = arguments.out or certificate_path(compiled.plan)
+    _check_place(path)  # before minutes of work
     end_by_exception()  # a terminated proof removes its files
     certificate = prove(compiled.plan, most_ranks=arguments.ranks, told=_tell)
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    path = _written(certificate, compiled.plan, arguments.out)
+    _write(certificate, path)
     sys.stdout.write(certificate.text() if arguments.json else page(certificate))
     if not arguments.json:
         print(f"{'certificate' if certificate.holds else 'findings'}: {path}")
@@ -76,19 +79,26 @@ def _tell(line: str) -> None:
         print(f"\r\x1b[K{line} … ", end="", file=sys.stderr, flush=True)
 
 
-def _written(certificate: "Certificate", plan: "Plan", out: Path | None) -> Path:
+def _check_place(path: Path) -> None:
+    """Raise Refused (3) if a file cannot be written at a path."""
+    parent = next(each for each in path.absolute().parents if each.exists())
+    if path.is_dir():
+        raise Refused(3, f"error: {path} is a folder; give the path of a file with --out")
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        reason = f"{parent} is no folder that you may write to"
+        raise Refused(3, f"error: {path} cannot be written: {reason}; give another file with --out")
+
+
+def _write(certificate: "Certificate", path: Path) -> None:
     """Write the certificate, and its page next to it. Raises Refused."""
     from xtrain.runtime.base.files import write
-    from xtrain.runtime.store.certificates import certificate_path
 
-    path = out or certificate_path(plan)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, certificate.text())
         write(path.with_suffix(".txt"), page(certificate))
     except OSError as error:
         raise Refused(3, f"error: {path} cannot be written: {error.strerror}") from None
-    return path
 
 
 def page(certificate: "Certificate") -> str:

@@ -37,6 +37,8 @@ COVERED: Final = 0.8
 KIND, MACHINE, SHAPE, REACH, NOISE, NOISE_OF_PARTS = 0.3, 0.3, 0.3, 2.0, 0.05, 0.15
 DEVIATIONS: Final = 1.28
 """Standard deviations of a normal distribution that hold `COVERED` of it, to each side."""
+WIDEST: Final = 0.25
+"""Width up to which an extrapolated range is stated: errors of runs, which are measured, have not made it wider."""
 LEAST: Final = 4
 """Runs without which there is no range: with three, the largest error would hold 3 of 4."""
 MOST: Final = 100
@@ -125,7 +127,8 @@ class TimedRun:
 @frozen(kw_only=True)
 class CalibratedTime:
     """Step time of a plan by measured runs. factor: of planned seconds at the efficiency `ASSUMED`; low, high: its
-    range. beyond: quantities outside of the measured ones, with both."""
+    range, both equal to factor if there is none. beyond: quantities outside of the measured ones, with both, and why
+    there is no range."""
 
     label: Label
     factor: float
@@ -151,7 +154,8 @@ class Calibration:
         return cls(runs=found.runs, error=errors[min(len(errors), math.ceil(COVERED * (len(errors) + 1))) - 1])
 
     def predicted(self, timing: PlannedTiming) -> CalibratedTime:
-        """Return the step time of a plan. Beyond the measured shapes its range is wider if the process says so."""
+        """Return the step time of a plan. Beyond the measured shapes its range is wider if the process says so, and
+        there is none if it were wider than `WIDEST`."""
         measured = [run for run in self.runs if run.timing.same(timing)]
         if measured:
             factors = [run.seconds / timing.seconds for run in measured]
@@ -168,7 +172,11 @@ class Calibration:
         wide = self.error
         if beyond:
             variance = _covariance(own, own) + NOISE**2 - _dot(weights, covariances)
-            wide = max(wide, DEVIATIONS * math.sqrt(variance))
+            assumed = DEVIATIONS * math.sqrt(variance)
+            if assumed > max(wide, math.log1p(WIDEST)):
+                beyond += (f"no range: by the assumptions of the process alone it is ± {math.expm1(assumed):.0%}",)
+                assumed = wide = 0.0
+            wide = max(wide, assumed)
         return CalibratedTime(
             label="extrapolated" if beyond else "interpolated",
             factor=math.exp(mean),

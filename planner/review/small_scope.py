@@ -117,7 +117,8 @@ def uncovered_parts(spec: Spec, plan: Plan) -> Iterator[str]:
 
 def changed_settings(before: Any, after: Any, plan: Plan, path: str = "") -> Iterator[Shrunken]:
     """Yield the settings that differ."""
-    if type(before) is type(after) and attrs.has(type(before)) and not isinstance(before, Quantity):
+    of_data = path.endswith(".source")
+    if type(before) is type(after) and attrs.has(type(before)) and not isinstance(before, Quantity) and not of_data:
         for field in attrs.fields(type(before)):
             if field.name not in APART:
                 name = f"{path}.{field.name.rstrip('_')}" if path else field.name
@@ -126,7 +127,7 @@ def changed_settings(before: Any, after: Any, plan: Plan, path: str = "") -> Ite
         for name in before.keys() & after.keys():
             yield from changed_settings(before[name], after[name], plan, f"{path}.{name}")
     elif before != after:
-        texts = [_said(before), "records of a small file" if path.endswith(".source") else _said(after)]
+        texts = [_said(before), "records of a small file" if of_data else _said(after)]
         if before is AUTO:
             texts[0] = plan.value(path) or texts[0]
         if texts[0] != texts[1]:

@@ -17,6 +17,8 @@ SIZES: Final = {
     "rope_dim": 4, "value_dim": 8, "delta_key_dim": 8, "delta_value_dim": 8, "window": 6, "score_width": 8,
     "experts": 8, "experts_per_token": 2, "shared_experts": 1, "expert_groups": 4, "groups_per_token": 2, "mtp": 1,
 }  # fmt: skip
+SHARED: Final = "shared_kv"
+"""Setting of the number of last layers that compute with the keys and values of layers before them."""
 HEADS: Final = 8
 # Above it an integer of an unknown setting is taken for a width, which is divided by a number that keeps it even.
 WIDE: Final = 256
@@ -41,7 +43,9 @@ def small_model(model: Model, arch: Architecture, layers: int) -> Model:
         value = getattr(model, attribute.name)
         known = arch.own.get(name, getattr(arch, name, None)) if not isinstance(value, int | tuple) else value
         found = value
-        if name in SIZES and type(known) is int:
+        if name == SHARED and known:
+            found = max(0, layers - (arch.layers - known))
+        elif name in SIZES and type(known) is int:
             found = min(known, SIZES[name]) if known else known
         elif type(value) is int and value > WIDE:
             found = max(2, value // DIVISOR // 2 * 2)

@@ -366,7 +366,9 @@ def _loaded(path: str | Path, sets: Sequence[str]) -> Spec:
 
 
 def _size(text: str) -> ModelSize:
-    return ModelSize(name=text, sets=tuple(split(text)))
+    if not (sets := tuple(split(text))):
+        raise Unsolvable("a size has no settings; write it as `model.dim=512,model.layers=8`")
+    return ModelSize(name=text, sets=sets)
 
 
 def _ladder(spec: Spec) -> list[ModelSize]:

@@ -213,7 +213,8 @@ class Benchmark:
 
     @classmethod
     def read(cls, path: Path, size: int, name: str | None) -> "Benchmark":
-        """Read the texts of each line; name: only those below this key. Raises DataError for an unreadable file."""
+        """Read the texts of each line; name: only those below this key. Raises DataError for an unreadable or
+        empty file."""
         found: dict[int, list[int]] = defaultdict(list)
         sizes: dict[int, int] = {}
         short: list[int] = []
@@ -228,9 +229,11 @@ class Benchmark:
                     sizes[number] = len(own)
                     short += [] if own else [number]
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}", path=path) from None
+            raise DataError(f"cannot be read: {error.strerror}", path=path) from None
         except ValueError as error:
-            raise DataError(f"{path} is not a file of JSON lines: {error}", path=path) from None
+            raise DataError(f"it is not a file of JSON lines: {error}", path=path) from None
+        if not sizes:
+            raise DataError("it has no records; a benchmark has a JSON value on each line", path=path)
         return cls(
             size=size,
             records={gram: tuple(numbers) for gram, numbers in found.items()},

@@ -99,7 +99,7 @@ def of_records(datasets: Iterable[SearchedDataset], wanted: str) -> dict[str, li
                 found[dataset.name].append(document)
     if not found:
         raise DataError(
-            f"no dataset of this run has a record at {wanted}",
+            f"no dataset of this run has a record at `{wanted}`",
             remedy="Give FILE:LINE, with lines counted from 1; FILE, for all its records; DATASET:DOCUMENT or "
             "DATASET#ROW, with numbers as in `xtrain data show`.",
         )

@@ -21,7 +21,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from xtrain.plan.plan import Plan
-from xtrain.plan.serialise import PlanError, from_json, source_fingerprint, to_json
+from xtrain.plan.serialise import PlanError, load_plan, source_fingerprint, to_json
 from xtrain.plan.views import changed_values, non_defaults
 from xtrain.regular_files import read_json
 from xtrain.runtime.base import files as durable
@@ -170,8 +170,8 @@ def read_before(directory: Path) -> Before | None:
     if not environment:
         return None
     try:
-        plan = from_json(read_json(directory / "plan.json"))
-    except (OSError, ValueError, PlanError):
+        plan = plan_in(directory)
+    except PlanError:
         plan = None
     return Before(attempt=environment.get("attempt", "first"), environment=environment, plan=plan)
 
@@ -334,8 +334,8 @@ PATIENCE: Final = 60.0  # seconds: file systems of several machines may show a n
 
 
 def plan_in(directory: Path) -> Plan:
-    """Return the plan that the launcher wrote to a run directory. Raises OSError, ValueError, PlanError."""
-    return from_json(read_json(directory / "plan.json"))
+    """Return the plan that the launcher wrote to a run directory. Raises PlanError."""
+    return load_plan(directory / "plan.json")
 
 
 def planned(directory: Path, plan_id: str, patience: float | None = None) -> Plan:
@@ -345,7 +345,7 @@ def planned(directory: Path, plan_id: str, patience: float | None = None) -> Pla
     """
     deadline = time.monotonic() + (PATIENCE if patience is None else patience)
     while True:
-        with suppress(OSError, ValueError, PlanError):
+        with suppress(PlanError):
             if (plan := plan_in(directory)).id == plan_id:
                 return plan
         if time.monotonic() > deadline:

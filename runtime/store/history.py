@@ -8,13 +8,12 @@ from attrs import evolve, frozen
 
 from xtrain.plan.graph import groups_node
 from xtrain.plan.plan import Plan
-from xtrain.plan.serialise import PlanError, from_json
+from xtrain.plan.serialise import PlanError, load_plan
 from xtrain.records.events import events_since
 from xtrain.records.lines import objects_since, read_all
 from xtrain.records.metrics import StepMetrics
 from xtrain.records.names import EVENTS_FILE, METRICS_FILE
 from xtrain.records.training_events import ResumedEvent, RollbackEvent, RunStartEvent
-from xtrain.regular_files import read_json
 from xtrain.runtime.base.errors import DataError, EnvironmentFault
 from xtrain.runtime.feed.prepared import PreparedDataset
 from xtrain.runtime.feed.sightings import Stretch
@@ -106,8 +105,8 @@ def changed_within(directory: Path, begin: int, end: int) -> list[int]:
 def _plans(directory: Path) -> Iterator[tuple[str, Plan]]:
     for path in (*directory.glob("metadata/attempts/*/plan.json"), directory / "plan.json"):
         try:
-            plan = from_json(read_json(path))
-        except (OSError, ValueError, PlanError):
+            plan = load_plan(path)
+        except PlanError:
             if path.parent == directory:
                 raise
             continue

@@ -92,7 +92,7 @@ def _derived(entry: CheckpointEntry, plan: Plan) -> OtherRun | None:
     """Return a run of the same spec, if no one wrote the values of the experiment that differ."""
     try:
         before = plan_in(entry.path.parents[1])
-    except (OSError, ValueError, PlanError):
+    except PlanError:
         return None
     changes = [change for change in changed_values(before, plan) if change.group == "experiment"]
     sides = [side for change in changes for side in (change.before, change.after) if side is not None]

@@ -73,6 +73,10 @@ def test_replays_show_the_gradient_that_was_changed(project: Project, parallel: 
         assert (found["tensors"], found["rows"], found["notes"]) == (["layers.0.mlp.up_proj.weight"], "equal", [])
     starts = [len(events(path, "run_start")) for path in (project.folder / "runs" / "tiny-replays").iterdir()]
     assert starts == [1, 1]
+    if parallel:  # without the setting in which the runs differ
+        code, out, err = called(project, "bisect", "one", "three", "--set", "hook.weaken.at=99", "--json")
+        found = json.loads(out)
+        assert (code, found["step"]) == (1, 8) and "the difference does not appear again" in found["notes"][-1], err
     for arguments, status, words in (
         (("bisect", "one", "one"), 2, "both arguments are the same run"),
         (("bisect", "one", "none"), 3, "there is no run at none"),

@@ -131,6 +131,33 @@ def test_all_small_layouts_of_a_ring_pad_documents_alike(lab):
         assert layout is not None and layout.node("collate.pack").args["align"] == 4, each.name
 
 
+@pytest.mark.parametrize(("model", "layers", "shared"), [
+    ("layers = 10, full_layers = [2, 4, 9], shared_kv = 5, layer_input = 16", 10, 5),
+    # The first block that shares is the last one of the small model.
+    ("layers = 35, shared_kv = 20", 16, 1),
+], ids=["all kinds", "many blocks"])  # fmt: skip
+def test_blocks_that_share_keys_and_values_keep_the_blocks_that_give_them(model, layers, shared):
+    family = f"gemma4 {{ dim = 64, heads = 4, window = 64, {model} }}"
+    compiled = plan_from_text(CODE.replace('"m" { weights = none }', family), "code.xtrain")
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    small = small_experiment(compiled.plan, {"lines": "data.jsonl"}, 8)
+    found = plan_from_text(small.layouts[0].text, "small.xtrain", (), 2).plan
+    assert found is not None
+    assert (found.architecture.layers, found.architecture.own["shared_kv"]) == (layers, shared)
+
+
+SMALL = "qwen3 { dim = 64, layers = 2, heads = 4 }"
+
+
+def test_no_path_of_the_small_data_is_in_a_certificate():
+    text = CODE.replace("synthetic()", 'jsonl("none.jsonl")').replace('"m" { weights = none }', SMALL)
+    plan = plan_from_text(text, "code.xtrain").plan
+    assert plan is not None
+    small = small_experiment(plan, {"lines": "/tmp/data.jsonl"}, 8)
+    (source,) = (each for each in small.shrunken if ".source" in each.setting)
+    assert (source.setting, source.after) == ("datasets.lines.source", "records of a small file")
+
+
 def test_small_data_have_no_documents_to_leave_out(lab):
     sets = (
         "dataset.lines.without=[390]",

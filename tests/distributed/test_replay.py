@@ -23,6 +23,7 @@ from xtrain.cli.main import main
 from xtrain.cli.run_data import RunData
 from xtrain.plan.serialise import dumps
 from xtrain.planner.load import plan_from_path
+from xtrain.records.law import Coefficients, ScalingLaw
 from xtrain.runtime.feed.sightings import Stretch
 from xtrain.runtime.jobs.replay import ReplayWindow
 from xtrain.runtime.store.history import changed_within
@@ -124,18 +125,25 @@ WRONG = [
     (("replay", "tiny", "--from", "99"), 2, "step 99 is after the last one of"),
     (("replay", "tiny", "--from", "0"), 2, "`0` is not a number of steps"),
     (("replay", "nothing", "--from", "1"), 3, "there is no run at nothing"),
-    (("replay", "tiny", "--from", "2", "--without", "words:3"), 3, "no dataset of this run has a record at words:3"),
+    (("replay", "tiny", "--from", "2", "--without", "words:3"), 3, "no dataset of this run has a record at `words:3`"),
     (("replay", "tiny", "--from", "2", "--without", "words#3"), 2, "no dataset `words`; it trains on lines, noise"),
     (("replay", "tiny", "--from", "2", "--without", "lines:4000"), 2, "dataset lines has documents 0 to 399"),
     (("replay", "tiny", "--from", "2", "--without", "lines#9999"), 2, "dataset lines has training rows 0 to"),
     (("replay", "tiny", "--from", "2", "--without", "data.jsonl:999"), 3, "no dataset of this run has a record at"),
     (("replay", "tiny", "--from", "2", "--set", "optimizer.lr=x"), 2, "error["),
+    (("replay", "tiny", "--from", "2", "--set", "no.setting=1"), 2, "there is no block `no`"),
+    (("replay", "tiny", "--from", "2", "--without", ""), 3, "has a record at ``"),
+    (("replay", "tiny.xtrain", "--from", "2"), 3, "there is no run at tiny.xtrain"),
     (("seen", "tiny", "--between", "3", "2"), 2, "A is after B"),
     (("seen", "tiny", "--between", "1", "99"), 2, "the model was trained for"),
     (("seen", "tiny", "--ngram", "4"), 2, "--ngram and --field belong to --matching"),
     (("seen", "tiny", "--text", ""), 2, "--text is empty"),
     (("seen", "nothing"), 3, "there is no run at nothing"),
-    (("seen", "tiny", "--matching", "tiny.xtrain"), 3, "is not a file of JSON lines"),
+    (("seen", "tiny", "--matching", "tiny.xtrain"), 3, "tiny.xtrain: it is not a file of JSON lines"),
+    (("seen", "tiny", "--matching", "none.jsonl"), 3, "none.jsonl: cannot be read: No such file"),
+    (("seen", "tiny", "--matching", "empty.jsonl"), 3, "empty.jsonl: it has no records"),
+    (("seen", "tiny", "--matching", "data.jsonl", "--ngram", "0"), 2, "`0` is not a number of words"),
+    (("seen", "tiny", "--document", "lines:-1"), 3, "has a record at `lines:-1`"),
     (("seen", "tiny", "--matching", "data.jsonl", "--field", "no"), 3, "the record has no field `no`"),
     (("seen", "."), 3, "neither a run nor a folder that `xtrain export` wrote"),
 ]
@@ -144,6 +152,7 @@ WRONG = [
 def test_seen_says_when_and_what_is_wrong(project: Project, monkeypatch: pytest.MonkeyPatch):
     spec = project.spec(steps=4, more=MORE)
     run = project.run(spec)
+    (project.folder / "empty.jsonl").touch()
     for arguments, code, words in WRONG:
         if arguments[1] == ".":
             (project.folder / "README.md").write_text("# another\n")
@@ -166,6 +175,27 @@ def test_seen_says_when_and_what_is_wrong(project: Project, monkeypatch: pytest.
         file.write('{"text": "one more"}\n')
     code, out, err = called(project, "seen", "tiny", "--text", "line 3 ")
     assert code == 3 and "the data differs from the checkpoint's" in err, (out, err)
+
+
+DAMAGED = [b'{"spec": "tiny', bytes(range(256)), b"[]", b"{}", None]
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=["cut", "binary", "a list", "empty", "absent"])
+def test_a_damaged_plan_of_a_run_is_named(project: Project, content: bytes | None):
+    for name in ("one", "two"):
+        run = project.folder / "runs" / "tiny" / name
+        run.mkdir(parents=True)
+        lines = [{"step": step, "time": 1.0, "loss": 3.0 + 0.1 * (step % 2)} for step in range(1, 9)]
+        lines[-1]["loss"] = 9.0 if name == "one" else 8.0
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if content is not None:
+            (run / "plan.json").write_bytes(content)
+    words = "there is no run at one" if content is None else "error[X704]"
+    for arguments in (
+        ("replay", "one", "--from", "8"), ("blame", "one", "--step", "8"), ("bisect", "one", "two"), ("seen", "one"),
+        ("forget", "one", "lines:3"),
+    ):  # fmt: skip
+        refused(project, arguments, 3, words)
 
 
 def documents_first_seen(run: Path, step: int) -> list[int]:
@@ -205,7 +235,7 @@ def test_what_is_forgotten_was_never_seen(project: Project, monkeypatch: pytest.
 
 UNFORGOTTEN = [
     (("forget", "one", "lines:4000"), 2, "dataset lines has documents 0 to 399"),
-    (("forget", "one", "none.jsonl:1"), 3, "no dataset of this run has a record at none.jsonl:1"),
+    (("forget", "one", "none.jsonl:1"), 3, "no dataset of this run has a record at `none.jsonl:1`"),
     (("forget", "one"), 2, "the following arguments are required: DOCUMENT"),
     (("forget", "none", "lines:1"), 3, "there is no run at none"),
     (("forget", "one", "DOCUMENT"), 3, "the run was resumed with another plan, or rolled back, at step 4"),
@@ -369,21 +399,35 @@ def test_a_killed_search_goes_on_where_it_was(spiky: tuple[Project, Path]):
     assert [one["document"] for one in json.loads(out)["documents"]] == [131, 222]
 
 
-PROVE, SEEN = ("prove", "tiny.xtrain", "--json"), ("seen", "tiny", "--document", "data.jsonl:4", "--json")
+PROVE, SEEN = ("prove", "tiny.xtrain", "--json"), ("seen", "tiny", "--between", "1", "4", "--json")
 CALIBRATE = ("calibrate", "root0", "root1", "root2", "root3", "--out", "calibration.json", "--json")
+
+APPROVE = ("approve", "tiny.xtrain", "--by", "ann", "--key", "key")
+SOLVE = ("solve", "tiny.xtrain", "--budget", "1", "--law", "law.json", "--json", "--size", "model.dim=32", "--size",
+         "model.dim=64")  # fmt: skip
+LAW = Coefficients(E=1.5, A=20.0, B=300.0, alpha=0.3, beta=0.3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [PROVE, SEEN, CALIBRATE], ids=lambda arguments: arguments[0])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("arguments", [PROVE, SEEN, CALIBRATE, APPROVE, SOLVE], ids=lambda arguments: arguments[0])
 def test_other_killed_commands_leave_nothing(project: Project, arguments: tuple[str, ...]):
     """They have no parts to resume: the same call does all of it, and finds nothing of a killed one in its way."""
-    cluster = "cluster cpu { flops = 0.1T, link = 1 GiB, network = 1 GiB, memory = 8 GiB }"
-    spec = project.spec(steps=4, more=f"{MORE}\n{cluster}")
-    for number in range(4):
-        project.run(spec, "--set", f"batch.sequence={16 * 2**number}", root=f"root{number}")
-    project.run(spec)
+    machines = "nodes = 1, devices = 2, price = 3, flops = 0.1T, link = 1 GiB, network = 1 GiB, memory = 8 GiB"
+    spec = project.spec(steps=4, more=f"{MORE}\ncluster cpu {{ {machines} }}")
+    if arguments[0] == "calibrate":
+        for number in range(4):
+            project.run(spec, "--set", f"batch.sequence={16 * 2**number}", root=f"root{number}")
+    elif arguments[0] == "seen":
+        project.run(spec)
+    elif arguments[0] == "solve":
+        ScalingLaw(metric="eval.lines.loss", runs=9, fitted=LAW, samples=(LAW, LAW), parameters=(1e4, 1e6),
+                   tokens=(1e5, 1e7), error=0.01).write(project.folder / "law.json")  # fmt: skip
+    elif arguments[0] == "approve":
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", project.folder / "key"], check=True)
     drawn = random.Random(arguments[0])
-    whole = [killed(project, drawn.uniform(0.2, 6), *arguments) for _ in range(10)]
+    longest = 2 if arguments in (APPROVE, SOLVE) else 6
+    whole = [killed(project, drawn.uniform(0.2, longest), *arguments) for _ in range(10)]
     assert any(whole)
     code, out, err = called(project, *arguments)
     assert code == 0, err

@@ -202,6 +202,7 @@ WRONG: dict[str, tuple[dict[str, str], tuple[str, ...], str]] = {
         (*BUDGET, "--size=model.layer=1"),
         "no size can be planned: model.layer=1: there is no",
     ),
+    "an empty size": ({}, (*BUDGET, "--size="), "a size has no settings; write it as `model.dim=512,model.layers=8`"),
     "a phase after the end": (
         spec_of("budget = 10 steps }", "budget = 1B steps }\nphase late { from = 900M steps, lr_scale = 0.5 }"),
         (*BUDGET, "--size=model.layers=1"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -123,11 +124,14 @@ def test_labels(runs: list[TimedRun]):
     shape = runs[0].timing.shape
     between = evolve(runs[0].timing, seconds=1.0, shape={**shape, "tokens a rank": 0.9 * shape["tokens a rank"]})
     assert found.predicted(between).label == "interpolated"
-    wider = found.predicted(evolve(between, shape={**shape, "tp": 64}))
-    assert (wider.label, wider.beyond) == ("extrapolated", ("tp 64, measured 1 to 8",))
-    assert wider.high / wider.low > found.predicted(between).high / found.predicted(between).low
+    longer = {**runs[2].timing.shape, "tokens a rank": 24_576}
+    wider = found.predicted(evolve(runs[2].timing, seconds=1.0, shape=longer))
+    assert (wider.label, wider.beyond) == ("extrapolated", ("tokens a rank 24,576, measured 1,024 to 16,384",))
+    assert 1.25**2 > wider.high / wider.low > found.predicted(between).high / found.predicted(between).low
     elsewhere = found.predicted(evolve(between, machine="b200"))
-    assert elsewhere.beyond == ("machine b200, measured on h100",)
+    assert (elsewhere.label, elsewhere.beyond[0]) == ("extrapolated", "machine b200, measured on h100")
+    assert elsewhere.low == elsewhere.factor == elsewhere.high  # the runs say nothing of it
+    assert re.fullmatch(r"no range: by the assumptions of the process alone it is ± \d\d%", elsewhere.beyond[1])
 
 
 def test_what_no_step_time_can_be_predicted_from(runs: list[TimedRun], tmp_path: Path):

@@ -185,8 +185,14 @@ def test_a_sweep_has_no_certificate():
     [
         (MANY, ("--ranks", "2"), "needs more than 2 small ranks: fsdp 2 · tp 2 · pp 2 · ring 2 · ulysses 2; allow 32"),
         ("fsdp 2", ("--ranks", "0"), "`0` is not a number of ranks"),
+        (
+            "fsdp 2",
+            ("--out", "tiny.xtrain/c.json"),
+            "tiny.xtrain is no folder that you may write to",
+        ),
+        ("fsdp 2", ("--out", "."), ". is a folder; give the path of a file"),
     ],
-    ids=["ranks", "none"],
+    ids=["ranks", "none", "a file as folder", "a folder as file"],
 )
 def test_a_plan_that_cannot_be_proved(plan, axes, arguments, words):
     planned(axes=axes)
