@@ -36,10 +36,10 @@ def _plan_texts(directory: Path) -> list[tuple[str, str]]:
     if (file := certificate_path(plan)).exists():
         try:
             check_certificate(plan, None)
-            state = "valid"
+            state, text = "valid", ""
         except EnvironmentFault as problem:
-            state = f"not valid here: {problem}"
+            state, text = "not valid here", f"{problem}\n\n"
         with suppress(OSError):  # of a file that was written elsewhere there is no page
-            state += "\n\n" + read_regular(file.with_suffix(".txt"), _MOST_BYTES).decode(errors="replace")
-        texts.append(("Certificate", state))
+            text += read_regular(file.with_suffix(".txt"), _MOST_BYTES).decode(errors="replace")
+        texts.append((f"Certificate: {state}", text))
     return texts

@@ -124,7 +124,7 @@ def changed_settings(before: Any, after: Any, plan: Plan, path: str = "") -> Ite
                 name = f"{path}.{field.name.rstrip('_')}" if path else field.name
                 yield from changed_settings(getattr(before, field.name), getattr(after, field.name), plan, name)
     elif isinstance(before, dict) and isinstance(after, dict):
-        for name in before.keys() & after.keys():
+        for name in filter(after.__contains__, before):
             yield from changed_settings(before[name], after[name], plan, f"{path}.{name}")
     elif before != after:
         texts = [_said(before), "records of a small file" if of_data else _said(after)]

@@ -50,7 +50,7 @@ def test_answers_take_the_place_of_commands(run: Path):
         "step": 12,
         "metric": "loss",
         "note": "",
-        "without": 2.25,
+        "without": 2.2503280270754635,
         "documents": [{"dataset": "web", "document": 4}],
     }
     (replays / "blame-0a1b-12.json").write_text(json.dumps(found))
@@ -59,7 +59,7 @@ def test_answers_take_the_place_of_commands(run: Path):
     (replays / "0a1b-78").mkdir()
     (replays / "0a1b-78/forgotten.json").write_text("[torn")
     lines = [*inquiries(read_all(run))]
-    assert lines[0] == "loss_spike at step 12: caused by web:4; loss without: 2.25"
+    assert lines[0] == "loss_spike at step 12: caused by web:4; loss without: 2.2503"
     assert lines[1] == "nonfinite at step 30: no document is to blame: not in the data"
     assert lines[2].startswith("forgotten documents: 2 of web; retrained in ") and len(lines) == 3
     assert advice(read_all(run))[-3:] == lines

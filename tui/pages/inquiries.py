@@ -40,7 +40,9 @@ def _blamed(found: dict[str, Any]) -> str:
         return f"no document is to blame: {found.get('note')}"
     names = [f"{each.get('dataset')}:{each.get('document')}" for each in documents if isinstance(each, dict)]
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"caused by {', '.join(names[:_MOST])}{more}; {found.get('metric')} without: {found.get('without')}"
+    without = found.get("without")
+    value = f"{without:.5g}" if isinstance(without, float) else without
+    return f"caused by {', '.join(names[:_MOST])}{more}; {found.get('metric')} without: {value}"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

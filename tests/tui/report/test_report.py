@@ -18,6 +18,7 @@ from xtrain.plan.serialise import dumps
 from xtrain.planner.load import plan_from_path
 from xtrain.planner.review.page import render
 from xtrain.records.status import SERVER_FILE, ServedModel, ServerStatus
+from xtrain.runtime.store.certificates import certificate_path
 from xtrain.text.printing import whole_pages
 from xtrain.tui.report.content import report_of, topic_of
 from xtrain.tui.report.page import MARK, fragment, page, titled
@@ -98,15 +99,21 @@ def test_topics(key: str, topic: str) -> None:
     assert topic_of(key) == topic
 
 
-def test_the_page_of_a_large_plan_is_whole(tmp_path: Path) -> None:
+def test_the_page_of_a_large_plan_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     plan = plan_from_path(Path(__file__).parents[3] / "specs" / "llama_405b_16k.xtrain", ()).plan
     assert plan is not None
     made_run(tmp_path / "run", logged=4)
     (tmp_path / "run" / "plan.json").write_text(dumps(plan))
+    certificate_path(plan).parent.mkdir(parents=True)
+    certificate_path(plan).write_text("{}")
     found = unescape(report_page([tmp_path / "run"]))
     with whole_pages():
         assert render(plan) in found
     assert render(plan) not in found  # as on a terminal
+    assert re.search(
+        r"<summary>Certificate: not valid here</summary><pre>runs/certificates/.* is no certificate", found
+    )
 
 
 def test_runs_next_to_each_other(root: Path) -> None:
