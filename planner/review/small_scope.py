@@ -18,6 +18,8 @@ from xtrain.plan.plan import Plan
 
 SAVED: Final = 2
 """Step after which the resumed experiment begins."""
+MERGED: Final = 3
+"""Steps between changes of the base: the checkpoint has trained adapters, and a step follows the first change."""
 APART: Final = (
     "origins", "path", "folder", "ticks", "events", "workspace", "cluster", "launch", "launcher", "log", "checkpoint",
 )  # fmt: skip
@@ -44,14 +46,16 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def small_ticks(spec: Spec) -> tuple[Tick, ...]:
-    """Return the ticks: a record of every step, a checkpoint, the author's own actions, and those that change the
-    model."""
+    """Return the ticks: a record of every step with the author's own actions, a checkpoint, and the actions that
+    change the base of adapters."""
     log = action_like(lambda action: action.records and action.turn == TURN_OF_LOG)
     save = action_like(lambda action: action.saves)
-    own = tuple(action for tick in spec.ticks for action in tick.actions if _is_kept(action))
+    kept = [action for tick in spec.ticks for action in tick.actions if _is_kept(action)]
+    own, changes = (tuple(each for each in kept if each.changes_base is change) for change in (False, True))
     return (
         Tick(actions=(log(), *own), every=Quantity(1, "steps")),
         Tick(actions=(save(),), every=Quantity(SAVED, "steps")),
+        *((Tick(actions=changes, every=Quantity(MERGED, "steps")),) if changes else ()),
     )
 
 

@@ -43,8 +43,8 @@ def small_model(model: Model, arch: Architecture, layers: int) -> Model:
         value = getattr(model, attribute.name)
         known = arch.own.get(name, getattr(arch, name, None)) if not isinstance(value, int | tuple) else value
         found = value
-        if name == SHARED and known:
-            found = max(0, layers - (arch.layers - known))
+        if name == SHARED and type(known) is int:
+            found = max(0, layers - (arch.layers - known)) if known else 0
         elif name in SIZES and type(known) is int:
             found = min(known, SIZES[name]) if known else known
         elif type(value) is int and value > WIDE:

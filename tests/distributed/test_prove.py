@@ -1,5 +1,6 @@
 """`xtrain prove`: layouts that compute what one process computes are certified, and faults in their ranks are found."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,27 @@ def test_blocks_that_share_keys_and_values_keep_the_blocks_that_give_them(model,
 
 
 SMALL = "qwen3 { dim = 64, layers = 2, heads = 4 }"
+
+
+MERGES = """
+adapter lora { rank = 2 }
+use "own.py"
+every 5 steps count then merge
+"""
+
+
+def test_adapters_are_trained_before_they_are_merged(tmp_path, monkeypatch):
+    """With a merge in every step, the second matrix would always be zero, and the first one without a gradient."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(
+        "from xtrain import RunContext, action\n\n\n@action\ndef count(context: RunContext): ...\n"
+    )
+    Path("code.xtrain").write_text(CODE.replace('"m" { weights = none }', SMALL) + MERGES)
+    compiled = plan_from_spec("code.xtrain")
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    text = small_experiment(compiled.plan, {"lines": "data.jsonl"}, 8).layouts[0].text
+    ticks = re.findall(r"every (\d) steps? ([^{\n]*\w)", text)
+    assert ticks == [("1", "log then count"), ("2", "checkpoint"), ("3", "merge")]
 
 
 def test_no_path_of_the_small_data_is_in_a_certificate():

@@ -303,14 +303,14 @@ POISON = (40, 131, 222)
 """Documents of random characters; the last two are in different rows of step 26."""
 
 
-@pytest.fixture
-def spiky(project: Project) -> tuple[Project, Path]:
+@pytest.fixture(params=["", pytest.param("parallel { fsdp 2 }", marks=pytest.mark.slow)], ids=["one rank", "fsdp 2"])
+def spiky(project: Project, request: pytest.FixtureRequest) -> tuple[Project, Path]:
     sums = [{"text": f"{i} + {i + 7} = {2 * i + 7}; " * (1 + i % 4)} for i in range(300)]
     drawn = random.Random(1)
     for document in POISON:
         sums[document] = {"text": "".join(chr(drawn.randrange(0x4E00, 0x9FFF)) for _ in range(21))}
     (project.folder / "sums.jsonl").write_text("".join(json.dumps(one) + "\n" for one in sums))
-    (project.folder / "tiny.xtrain").write_text(SPIKY)
+    (project.folder / "tiny.xtrain").write_text(SPIKY + request.param)
     return project, project.run("tiny.xtrain")
 
 
