@@ -63,7 +63,7 @@ def bootstrap(
         torch._C._accelerator_setAllocatorSettings(cuda["allocator"])  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         os.environ.update(cuda.get("nccl", {}))  # read when a process group is created
     if device == "auto" and matmul == "auto":
-        _warn_of_fp32(plan, chosen, records)
+        warn_of_slow_products(compute_format(plan), chosen, records)
     use_threads(threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     in_force = set_matmul(matmul, chosen, small_products=small_products)
     count, version = torch.get_num_threads(), str(torch.__version__)
@@ -128,14 +128,19 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
     return device
 
 
-def _warn_of_fp32(plan: Plan, device: torch.device, records: Records) -> None:
-    """Warn of fp32 products on a GPU that the plan did not know of."""
-    rates = peak_flops(device, "fp32"), peak_flops(device, "bf16")
-    if device.type != "cuda" or compute_format(plan) != "fp32":
+def warn_of_slow_products(form: str, device: torch.device, records: Records) -> None:
+    """Warn of fp32 products on a GPU that the plan did not know of, and of bf16 products on one without units for
+    them. form: number format of forward and backward."""
+    if device.type != "cuda" or form not in ("fp32", "bf16"):
         return
-    slower = f"{rates[1] / rates[0]:.0f} times" if rates[0] and rates[1] else "10 to 30 times"
-    message = f"the model computes in fp32, whose matrix products are about {slower} slower than in bf16 on this GPU; "
-    records.warn(f"{message}use precision {{ compute = bf16 }}", step=0, code="W427")
+    rates = {each: peak_flops(device, each) for each in ("fp32", "bf16", "fp16")}
+    faster = "fp16" if rates["fp16"] and not rates["bf16"] else "bf16"
+    if form == faster:
+        return
+    own, other = rates["fp32"], rates[faster]
+    slower = f"{other / own:.0f} times" if own and other else "10 to 30 times"
+    message = f"the model computes in {form}, whose matrix products are about {slower} slower than in {faster} on this "
+    records.warn(f"{message}GPU; use precision {{ compute = {faster} }}", step=0, code="W427")
 
 
 def _own_store() -> Store:

@@ -1,10 +1,14 @@
 """Names of devices as drivers write them: whose data sheet each has, and which have none."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.plan.hardware import PEAKS, product_format
 from xtrain.runtime.base.device import _NAMES, kind_of, peak_of
+from xtrain.runtime.loop.bootstrap import warn_of_slow_products
 
 KNOWN = {
     "Tesla V100-SXM2-16GB": ("V100 SXM", "fp16", 125e12),
@@ -111,3 +115,21 @@ def test_the_plan_counts_with_the_same_figures():
     for preset, name in names.items():
         for product, peak in sheets[preset].flops.items():
             assert peak_of(name, product) == peak
+
+
+@pytest.mark.parametrize(("name", "form", "asked"), [
+    ("Tesla T4", "bf16", "in bf16, whose matrix products are about 8 times slower than in fp16"),
+    ("Tesla T4", "fp32", "in fp32, whose matrix products are about 8 times slower than in fp16"),
+    ("Tesla T4", "fp16", ""),
+    ("NVIDIA H100 80GB HBM3", "fp32", "in fp32, whose matrix products are about 15 times slower than in bf16"),
+    ("NVIDIA H100 80GB HBM3", "bf16", ""),
+    ("NVIDIA H100 80GB HBM3", "fp64", ""),
+    ("an unknown GPU", "fp32", "about 10 to 30 times slower than in bf16"),
+    ("an unknown GPU", "bf16", ""),
+])  # fmt: skip
+def test_slow_products_are_warned_of(name, form, asked, monkeypatch):
+    warned: list[tuple[str, dict[str, object]]] = []
+    records = SimpleNamespace(warn=lambda message, **more: warned.append((message, more)))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    warn_of_slow_products(form, torch.device("cuda", 0), records)  # pyright: ignore[reportArgumentType]
+    assert [asked in message and more["code"] == "W427" for message, more in warned] == [True] * bool(asked)
