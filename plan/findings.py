@@ -197,7 +197,7 @@ def _group(name: str, spec: Spec) -> tuple[str, ...]:
             return tuple(
                 f"dataset.{{}}.{name}"
                 for name in settings_of(Dataset)
-                if name not in ("bad_records", "deduplicate", "decontaminate", "without")
+                if name not in ("bad_records", "deduplicate", "decontaminate", "min_tokens", "without")
             )
         case "all_records":
             return tuple(path.format("*") for path in _group("records", spec))

@@ -122,6 +122,7 @@ def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
     beside = {name: form[name] for name in ("columns", "values") if name in form}
     found |= {"deduplicate": dataset.deduplicate} if dataset.deduplicate != "none" else {}
     found |= {"decontaminate": [*map(portable, dataset.decontaminate)]} if dataset.decontaminate else {}
+    found |= {"min_tokens": dataset.min_tokens} if dataset.min_tokens else {}
     found |= {"without": sorted(set(dataset.without))} if dataset.without else {}
     return {**found, **beside} if form["form"] == "text" else {**found, "text": form}
 

@@ -73,6 +73,10 @@ def write_data(draft: Draft) -> None:
             draft.set(f"dataset.{name}.deduplicate", None, "dataset_exact_deduplication", text="exact")
         draft.note("duplicates are found among all datasets there, here in each dataset") if len(taken) > 1 else None
     draft.same("dataset_exact_deduplication", "off")
+    if least := draft.number("min_sample_len", 0):
+        for name in taken:
+            draft.set(f"dataset.{name}.min_tokens", least, "min_sample_len")
+    draft.same("min_sample_len", "no limit")
     draft.unless_off("chat_template_kwargs", "write `template_arguments = { … }`")
 
 

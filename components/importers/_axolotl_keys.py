@@ -95,7 +95,6 @@ LACKING: Final = {
     "experts in this layout are not read": "llama4_linearized_experts",
     "learning rates by module are written `group NAME { lr_scale = … }`": ("embedding_lr embedding_lr_scale lr_groups"),
     "warm-up is linear": "lr_quadratic_warmup",
-    "short documents are kept": "min_sample_len",
     "copies of the first step are not kept": "save_first_step",
     "`cosine` has no constant part": "cosine_constant_lr_ratio",
     "activations stay on the device": "activation_offloading",

@@ -202,6 +202,13 @@ class Dataset:
         example='["bench.jsonl"]',
         added=True,
     )
+    min_tokens: int = setting(
+        "leave out documents with fewer tokens; of questions with choices, those with a shorter choice",
+        default=0,
+        check=not_negative,
+        example="64",
+        added=True,
+    )
     without: tuple[int, ...] = setting(
         "documents that are never trained on, by their number as in `xtrain data show`: rows are packed and drawn "
         "with them, and then lose their tokens",

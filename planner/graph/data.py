@@ -198,7 +198,7 @@ def add_data(graph: Builder, resolved: Resolved, estimates: Estimates, model: st
 @resumes(
     "setup.data",
     "dataset kind patterns options reads holdout oversized bad_records seed sequence align method group without "
-    "deduplicate decontaminate",
+    "deduplicate decontaminate min_tokens",
 )
 def _dataset(graph: Builder, resolved: Resolved, dataset: Dataset, tokenizer: str) -> str:
     seed = resolved.spec.experiment.seed
@@ -218,11 +218,15 @@ def _dataset(graph: Builder, resolved: Resolved, dataset: Dataset, tokenizer: st
         args["deduplicate"] = dataset.deduplicate
     if dataset.decontaminate:
         args["decontaminate"] = list(dataset.decontaminate)
+    if dataset.min_tokens:
+        args["min_tokens"] = dataset.min_tokens
     if dataset.without:
         args["without"] = sorted(set(dataset.without))
     verb = "read token ids of" if dataset.source.records == "tokens" else "tokenize"
     form = form_text(args["reads"])
     does = f"{verb} {dataset.source.does()} once{f', {form}' if form else ''}"
+    if dataset.min_tokens:
+        does += f", leave out documents with fewer than {plural(dataset.min_tokens, 'token')}"
     if dataset.deduplicate == "exact":
         does += ", leave out documents that repeat an earlier one"
     elif dataset.deduplicate != "none":

@@ -22,7 +22,8 @@ from xtrain.planner.graph.timeline import Schedule, alert_reasons
 from xtrain.text.units import bytes_text, plural
 
 # Settings of a dataset that do not describe its records.
-_OF_ANY_RECORDS: Final = ("source", "holdout", "oversized", "bad_records", "deduplicate", "decontaminate", "without")
+_CLEANED: Final = ("deduplicate", "decontaminate", "min_tokens", "without")
+_OF_ANY_RECORDS: Final = ("source", "holdout", "oversized", "bad_records", *_CLEANED)
 
 
 def settings_provenance(spec: Spec) -> list[Provenance]:

@@ -137,7 +137,7 @@ def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterat
     if before["oversized"] != after["oversized"]:
         text = f"{before['oversized']} → {after['oversized']}: long documents would be packed differently, "
         yield other("oversized", text + "unless there are none", False)
-    for setting in ("deduplicate", "decontaminate"):
+    for setting in ("deduplicate", "decontaminate", "min_tokens"):
         if before.get(setting) != after.get(setting):
             one, other_one = (_list_text(args.get(setting)) for args in (before, after))
             text = f"{one} → {other_one}: other documents would be trained on, unless the same ones are left out"
@@ -151,8 +151,8 @@ def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterat
         yield safe(f"{path}.bad_records", text)
 
 
-def _list_text(value: list[str] | str | None) -> str:
-    return value if isinstance(value, str) else ", ".join(value or ()) or "none"
+def _list_text(value: list[str] | str | float | None) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value or "none")
 
 
 def _option(args: dict[str, Any], name: str) -> str:

@@ -388,7 +388,7 @@ def _dataset(dataset: Dataset, file: str) -> Dataset:
     source = SOURCES[source_of(file)](file)  # pyright: ignore[reportCallIssue]
     share = dataset.holdout.value
     # Documents of the whole data are left out, and not all of them are here.
-    cleaning = {"deduplicate": "none", "decontaminate": (), "without": ()}
+    cleaning = {"deduplicate": "none", "decontaminate": (), "min_tokens": 0, "without": ()}
     changes: dict[str, Any] = {"source": source, "bad_records": 0, **cleaning}
     if 0 < share < 100:
         changes["holdout"] = Quantity(20, "%")

@@ -1,5 +1,5 @@
-"""Documents that a dataset leaves out: those that repeat or resemble an earlier one, and those that share words with a
-benchmark. Without torch.
+"""Documents that a dataset leaves out: short ones, those that repeat or resemble an earlier one, and those that share
+words with a benchmark. Without torch.
 
 Documents are read one after the other. In memory are the hashes of `AT_ONCE` documents, and the n-grams of benchmarks.
 """
@@ -31,52 +31,61 @@ from xtrain.text.units import plural
 NGRAM: Final = 13
 """Words that a document and a benchmark share in contamination (GPT-3, arXiv 2005.14165, appendix C)."""
 AT_ONCE: Final = 1 << 23
-FORMAT: Final = 2
-_FILES: Final = ("repeated.npy", "contaminated.npy")
+FORMAT: Final = 3
+_FILES: Final = ("short.npy", "repeated.npy", "contaminated.npy")
 
 
 @frozen(kw_only=True)
 class LeftOut:
-    """Documents of a store that a dataset leaves out, int64, ascending. repeated: they have all tokens and numbers of
-    an earlier document, or resemble one if `similar`. contaminated: other ones that share `NGRAM` words with a record
-    of a benchmark. key: names what they depend on."""
+    """Documents of a store that a dataset leaves out, int64, ascending. short: they have fewer tokens than `least`.
+    repeated: other ones that have all tokens and numbers of an earlier document, or resemble one if `similar`.
+    contaminated: other ones that share `NGRAM` words with a record of a benchmark. key: names what they depend on."""
 
+    short: np.ndarray
     repeated: np.ndarray
     contaminated: np.ndarray
     key: str = ""
     similar: bool = False
+    least: int = 0
 
     @property
     def all(self) -> np.ndarray:
         """All of them, int64, ascending."""
-        return np.sort(np.concatenate((self.repeated, self.contaminated)))
+        return np.sort(np.concatenate((self.short, self.repeated, self.contaminated)))
 
     def text(self, documents: int) -> str:
         """Say how many of the documents of a store are left out."""
         repeat = "resemble" if self.similar else "repeat"
-        counts = f"{len(self.repeated):,} {repeat} an earlier one, {len(self.contaminated):,} share {NGRAM} words"
-        return f"{len(self.all):,} of {plural(documents, 'document')} are left out: {counts} with a benchmark"
+        counts = [f"{len(self.short):,} have fewer than {plural(self.least, 'token')}"] if self.least else []
+        counts += [f"{len(self.repeated):,} {repeat} an earlier one"]
+        counts += [f"{len(self.contaminated):,} share {NGRAM} words with a benchmark"]
+        return f"{len(self.all):,} of {plural(documents, 'document')} are left out: {', '.join(counts)}"
 
 
-def cleaning_key(cache: Path, deduplicate: str | float, decontaminate: Sequence[str]) -> str:
+def cleaning_key(cache: Path, deduplicate: str | float, decontaminate: Sequence[str], least: int) -> str:
     """Return the name of what a dataset leaves out.
 
-    cache: folder of cached data. Raises DataError if a benchmark cannot be read.
+    cache: folder of cached data. least: tokens of a document. Raises DataError if a benchmark cannot be read.
     """
     digests = FileDigests(cache / "tokens" / "files.json")
     contents = [digests.digest(Path(path)) for path in decontaminate]
     method = [] if isinstance(deduplicate, str) else [datasketch_version(), PERMUTATIONS, WORDS]
-    return digest([FORMAT, deduplicate, *method, NGRAM, contents], DATA, size=16)
+    return digest([FORMAT, deduplicate, *method, NGRAM, contents, least], DATA, size=16)
 
 
 def left_out(
-    store: TokenStore, tokenizer: TextTokenizer, cache: Path, deduplicate: str | float, decontaminate: Sequence[str]
+    store: TokenStore,
+    tokenizer: TextTokenizer,
+    cache: Path,
+    deduplicate: str | float,
+    decontaminate: Sequence[str],
+    least: int,
 ) -> LeftOut:
     """Return the documents that a dataset leaves out, found now unless they are in the cache.
 
     Raises DataError if a benchmark cannot be read, or the cache cannot be written.
     """
-    key = cleaning_key(cache, deduplicate, decontaminate)
+    key = cleaning_key(cache, deduplicate, decontaminate, least)
     folder = cache / "rows" / f"left-out-{digest([key, store.folder], DATA, size=16)}"
     if (known := _open(folder, key)) is None:
         repeated = np.empty(0, dtype=np.int64)
@@ -86,10 +95,10 @@ def left_out(
             repeated = _resembling(store, tokenizer, deduplicate, cache / "rows")
         texts = ((each, tokenizer.decode(store.document(each))) for each in range(store.num_documents))
         contaminated = _sharing(texts, decontaminate) if decontaminate else np.empty(0, dtype=np.int64)
-        if store.choices is not None and len(contaminated):  # no question loses one choice alone
-            questions = np.cumsum(store.choices[:, 0] == 0)
-            contaminated = np.flatnonzero(np.isin(questions, questions[contaminated]))
-        found = LeftOut(repeated=repeated, contaminated=np.setdiff1d(contaminated, repeated), key=key)
+        short = _whole_questions(store, np.flatnonzero(np.diff(store.offsets) < least))
+        repeated = np.setdiff1d(repeated, short)
+        contaminated = np.setdiff1d(_whole_questions(store, contaminated), np.union1d(short, repeated))
+        found = LeftOut(short=short, repeated=repeated, contaminated=contaminated, key=key)
         try:
             make_folder(folder, lambda partial: _write(found, partial), lambda there: _open(there, key) is not None)
         except OSError as error:
@@ -97,7 +106,15 @@ def left_out(
             message = f"cannot write which documents are left out: {error}"
             raise DataError(message, path=folder, remedy=remedy) from error
         known = found
-    return evolve(known, similar=not isinstance(deduplicate, str))
+    return evolve(known, similar=not isinstance(deduplicate, str), least=least)
+
+
+def _whole_questions(store: TokenStore, documents: np.ndarray) -> np.ndarray:
+    """Return the documents, with all choices of their questions: no question loses one choice alone."""
+    if store.choices is None:
+        return documents
+    questions = np.cumsum(store.choices[:, 0] == 0)
+    return np.flatnonzero(np.isin(questions, questions[documents]))
 
 
 def _open(folder: Path, key: str) -> LeftOut | None:
@@ -105,11 +122,11 @@ def _open(folder: Path, key: str) -> LeftOut | None:
         parts = [np.load(folder / name, allow_pickle=False) for name in _FILES]
     except (OSError, ValueError, EOFError):
         return None
-    return LeftOut(repeated=parts[0], contaminated=parts[1], key=key)
+    return LeftOut(short=parts[0], repeated=parts[1], contaminated=parts[2], key=key)
 
 
 def _write(found: LeftOut, folder: Path) -> None:
-    for name, documents in zip(_FILES, (found.repeated, found.contaminated), strict=True):
+    for name, documents in zip(_FILES, (found.short, found.repeated, found.contaminated), strict=True):
         with (folder / name).open("wb") as file:
             np.save(file, documents, allow_pickle=False)
             file.flush()

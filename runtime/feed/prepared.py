@@ -249,10 +249,11 @@ def rows_there(plan: Plan, node: Node, names: Sequence[str]) -> int | None:
     return None
 
 
-def _cleaning(node: Node) -> tuple[str | float, Sequence[str]] | None:
-    """Return `deduplicate` and `decontaminate` of a dataset; None if it leaves out no document."""
-    found = (node.args.get("deduplicate", "none"), node.args.get("decontaminate", ()))
-    return None if found == ("none", ()) else found
+def _cleaning(node: Node) -> tuple[str | float, Sequence[str], int] | None:
+    """Return `deduplicate`, `decontaminate` and `min_tokens` of a dataset; None if it leaves out no document."""
+    args = node.args
+    found = (args.get("deduplicate", "none"), args.get("decontaminate", ()), args.get("min_tokens", 0))
+    return None if found == ("none", (), 0) else found
 
 
 def source_of(plan: Plan, node: Node, tokenizer: TextTokenizer) -> DataSource:

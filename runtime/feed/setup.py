@@ -170,13 +170,14 @@ def prepare_dataset(
     without: list[int] | None = None,
     deduplicate: str | float = "none",
     decontaminate: list[str] | None = None,
+    min_tokens: int = 0,
 ) -> dict[str, PreparedDataset]:
     """Tokenize, split off the hold-out, and pack both parts into rows of `sequence` positions: once, then cached.
 
     Documents are padded to a multiple of `align` positions; `group` of them are packed together unless they are packed
-    in order. Repeated or similar documents are left out if `deduplicate` says so, and those that share words with the
-    benchmarks `decontaminate`. The tokens of the documents `without` are removed from the packed rows. One rank of a
-    machine builds, the others then open the result.
+    in order. Documents with fewer than `min_tokens` tokens are left out, repeated or similar ones if `deduplicate` says
+    so, and those that share words with the benchmarks `decontaminate`. The tokens of the documents `without` are
+    removed from the packed rows. One rank of a machine builds, the others then open the result.
     """
     node = plan.node(node_id)
 

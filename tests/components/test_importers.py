@@ -130,6 +130,7 @@ AXOLOTL_ROWS = [
     ("bf16: true\nadapter: lora", ["compute = bf16", "!params = bf16"]),
     ("bf16: auto\nfsdp_config:\n  offload_params: true", ["compute = bf16", "!params = bf16"]),
     ("bf16: false", ["compute = fp32"]),
+    ("min_sample_len: 64", ["min_tokens = 64"]),
     ("bf16: false\nfp16: true\nadapter: lora", ["compute = fp16"]),
     ("fp8: true\nfp8_enable_fsdp_float8_all_gather: true",
      ['compute = fp8 { recipe = tensorwise, skip = ["layers.0.self_attn.q_proj"] }']),

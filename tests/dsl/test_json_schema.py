@@ -241,7 +241,7 @@ def test_the_object_of_a_spec_says_all_of_it():
         "source": {"jsonl": {"patterns": ["c.jsonl"]}}, "text": "content", "messages": None, "prompt": None,
         "response": None, "choices": None, "question": "question", "answer": "answer", "train_on": "auto",
         "template": "auto", "holdout": "100%", "oversized": "truncate", "bad_records": 3, "columns": {}, "values": {},
-        "deduplicate": "none", "decontaminate": [], "without": [],
+        "deduplicate": "none", "decontaminate": [], "min_tokens": 0, "without": [],
         **dict.fromkeys(("chosen", "rejected", "label", "tokens", "mask", "input", "tools", "system")),
         "message_train": None, "message_weight": None, "template_arguments": {}, "lost": "warn",
     }  # fmt: skip

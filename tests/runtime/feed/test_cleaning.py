@@ -81,6 +81,23 @@ def test_rows_are_those_of_the_data_without_them(texts: list[str]):
     assert rows(data) == rows(prepared(planned(clean="")))
 
 
+def test_short_documents_are_left_out(texts: list[str]):
+    """Document 3 has exactly as many tokens as are asked for: bytes, and one for its end."""
+    least = len(texts[3]) + 1
+    short = {number for number, text in enumerate(texts) if len(text) + 1 < least}
+    assert 3 not in short and {5, 14} <= short != short | LEFT_OUT
+    data = prepared(planned(clean=f"{CLEAN}, min_tokens = {least}"))
+    assert {*data.left_out.short.tolist()} == short and {*data.train_documents.tolist()} == {
+        *range(40)
+    } - LEFT_OUT - short
+    assert not {*data.left_out.repeated.tolist()} & short
+    assert data.left_out.text(40).startswith(
+        f"{len(LEFT_OUT | short)} of 40 documents are left out: {len(short)} have fewer"
+    )
+    written("data.jsonl", [text for number, text in enumerate(texts) if number not in LEFT_OUT | short])
+    assert rows(data) == rows(prepared(planned(clean="")))
+
+
 def test_held_out_documents_are_cleaned_too(texts: list[str]):
     data = prepared(planned(holdout="30%"))
     parts = [{*each.tolist()} for each in (data.train_documents, data.heldout_documents)]
@@ -187,6 +204,9 @@ def test_questions_are_left_out_whole(texts: list[str]):
     data = prepared_from(plan, data_nodes(plan)["asked"], tokenizer_of(plan), jobs=1)
     assert (data.left_out.repeated.tolist(), data.left_out.contaminated.tolist()) == ([4, 5], [6, 7])
     assert repeated_documents(data.store, 1).tolist() == [4, 5]
+    longest = planned(clean="", more=more.replace(CLEAN, ", min_tokens = 90") + "\nevery 5 steps eval asked")
+    data = prepared_from(longest, data_nodes(longest)["asked"], tokenizer_of(longest), jobs=1)
+    assert data.left_out.short.tolist() == [*range(8)]  # one choice of the last question is long, the other is not
 
 
 def test_a_benchmark_that_cannot_be_read_is_named(texts: list[str]):
@@ -202,6 +222,7 @@ WRONG = [
     ("deduplicate = 0.01", "0.1"),
     ("deduplicate = fuzzy", "`fuzzy` is not defined"),
     ("decontaminate = 3", "`decontaminate` must be"),
+    ("min_tokens = -1", "`min_tokens` must not be negative"),
 ]
 
 
@@ -220,6 +241,9 @@ def test_the_plan_shows_it_and_other_plans_stay(texts: list[str]):
     verdict = resumable(without, with_it)
     assert verdict.kind == "incompatible" and not verdict.certain
     assert {each.path for each in verdict.reasons} == {"dataset.lines.deduplicate", "dataset.lines.decontaminate"}
+    longer = planned(clean=", min_tokens = 5")
+    assert "leave out documents with fewer than 5 tokens" in longer.node("setup.data.lines").does
+    assert [each.path for each in resumable(without, longer).reasons] == ["dataset.lines.min_tokens"]
 
 
 @pytest.mark.parametrize("moments", [(0.4, 0.9), pytest.param([n / 5 for n in range(1, 11)], marks=pytest.mark.slow)])
