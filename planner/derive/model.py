@@ -354,7 +354,8 @@ def _check_routing(architecture: Architecture, found: Findings) -> None:
 @checks("data.tokenizer data.vocab", reads="tokenizer.source model.vocab")
 def _vocab(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
     source, vocab, folder = spec.tokenizer.source, spec.model.vocab, spec.model.folder
-    in_model = folder is not None and spec.origins["tokenizer"].kind == "default"
+    written = spec.origins.get("tokenizer")  # a plan's spec, read again, has the places of written settings alone
+    in_model = folder is not None and (written is None or written.kind == "default")
     try:
         size = tokenizer_kind(source).size(source)
     except TokenizerUnreadable as problem:

@@ -332,8 +332,8 @@ def reward_class(code: CodeModel) -> str:
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as CLASSES
 
     config = copy.deepcopy(code.model.config)
-    config.num_labels, config.pad_token_id = 1, None
     try:
+        config.num_labels, config.pad_token_id = 1, None  # some configs need a padding token
         cls: Any = CLASSES[type(config)]
         model: Any = build_class(cls, config)
         missing, surplus = model.load_state_dict(code.model.state_dict(), strict=False)

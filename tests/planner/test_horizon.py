@@ -1,5 +1,6 @@
 """Amounts in epochs: as they stand in a plan, and what becomes of them once the data is counted."""
 
+import json
 from fractions import Fraction
 from math import ceil, gcd
 
@@ -26,6 +27,7 @@ from xtrain.plan.timeline import (
     waits,
 )
 from xtrain.planner.compile import compile_plan
+from xtrain.planner.load import plan_from_spec
 from xtrain.planner.review.page import render
 from xtrain.planner.rules.validate import check_counted
 
@@ -220,6 +222,19 @@ def test_a_value_of_config_json_is_no_setting_without_effect(tmp_path, monkeypat
     folder.config(initializer_range=0.02)
     plan = folder.plan(more="").plan
     assert plan is not None and any(entry.origin == "config" for entry in plan.provenance)
+    assert not list(check_counted(plan, Counts(epoch_rows=Fraction(4000))))
+
+
+def test_a_folder_gives_the_tokenizer_of_a_run_that_has_counted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Folder.whole(tmp_path)
+    words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    end = {"id": 1, "content": "<|endoftext|>", "special": True}
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps({"model": words, "added_tokens": [end]}))
+    spec = folder.spec()
+    spec.write_text(spec.read_text().replace("tokenizer bytes\n", ""))
+    plan = plan_from_spec(spec).plan
+    assert plan is not None
     assert not list(check_counted(plan, Counts(epoch_rows=Fraction(4000))))
 
 

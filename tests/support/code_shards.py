@@ -10,7 +10,8 @@ from unittest.mock import patch
 
 import torch
 from attrs import evolve
-from code_models import EXACT, SINGLE, built, make, rows
+from code_models import SINGLE, built, make, rows
+from code_table import EXACT
 from forked_ranks import ForkedRanks, RanksFailed
 from torch.overrides import TorchFunctionMode
 from trials import Laboratory, gaps

@@ -26,7 +26,7 @@ from xtrain.runtime.feed.microbatch import IGNORE_INDEX
 from xtrain.runtime.inspect import small_model
 from xtrain.runtime.inspect.code_layouts import attends_by_kernels
 from xtrain.runtime.inspect.code_ranks import _on_two_ranks
-from xtrain.runtime.inspect.small_model import idle_parameters, of_layers, small
+from xtrain.runtime.inspect.small_model import idle_parameters, of_layers, reward_class, small
 from xtrain.runtime.inspect.trace import trace_plan
 from xtrain.runtime.nn.code_attention import _attention, attending
 from xtrain.runtime.nn.code_transformer import CodeTransformer
@@ -484,7 +484,8 @@ def test_rounding_of_a_small_model_refuses_nothing(tmp_path: Path, monkeypatch: 
 def test_parameters_that_no_hidden_state_depends_on_are_idle(kind: str, part: str):
     config = config_of(content_of(kind))
     with torch.device("meta"):
-        tiny = small(config.to_dict(), build(config))
+        whole = build(config)
+    tiny = small(config_of(content_of(kind)).to_dict(), whole)
     assert tiny is not None
     idle, found = idle_parameters(tiny), of_layers(idle_parameters(tiny), tiny)
     own = {name.partition(".")[2].partition(".")[2] for name in idle if name.startswith("layers.")}
@@ -511,3 +512,12 @@ def test_layers_may_take_views_of_attention():
         with attending(lambda q, *_: q):
             out, _ = _attention(torch.nn.Module(), q, k, v[..., :width])
         assert out.is_contiguous() and torch.equal(out, q[..., :width].transpose(1, 2))
+
+
+@pytest.mark.slow
+def test_a_config_without_a_choice_of_padding_has_no_reward_model():
+    config = config_of(content_of("modernbert-decoder"))
+    with torch.device("meta"):
+        whole = build(config)
+    tiny = small(config.to_dict(), whole)
+    assert tiny is not None and not reward_class(tiny)
