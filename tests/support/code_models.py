@@ -417,5 +417,6 @@ if __name__ == "__main__":
         print(json.dumps(row), flush=True)
         seen.append(row)
     if {"--write", "--from"} & {*sys.argv}:
-        before = PAGE.read_text(encoding="utf-8") if {row["type"] for row in seen} != {*every} else ""
+        whole = {row["type"] for row in seen if "fsdp" not in row} == {*every}
+        before = "" if whole else PAGE.read_text(encoding="utf-8")
         PAGE.write_text(page(seen, transformers.__version__, before), encoding="utf-8")

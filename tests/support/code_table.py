@@ -28,7 +28,7 @@ WHY = {
     "texts": ("m", "the texts differ"),
     "warned": ("n", "`from_pretrained` warns of an export as it does not of the folder"),
     "narrow": ("o", "two ranks are equal to one to 1e-5: transformers' code casts to fp32, as in routers or norms, "
-        "whatever the format of parameters"),
+        "whatever the format of parameters (xglm runs in fp32 alone)"),
     "rounded": ("p", "as o, but over two steps roundings to fp32 add up to more than 1e-5"),
 }  # fmt: skip
 HEAD = """# Types of models that transformers computes
