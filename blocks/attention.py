@@ -305,6 +305,27 @@ def _whole_rows(layer: AttentionLayer, on: "Tracer", parts: Sequence[TracedTenso
     return ops.op(out, makes=size, keeps=(out,), extra=shares, scratch=(0, size), **sinks)
 
 
+def trace_selected(on: "Tracer", parts: Sequence[TracedTensor], chosen: TracedTensor) -> TracedTensor:
+    """Record attention under a mask of the keys that each query sees, one for all heads."""
+    local, spread = on.local, on.axes.ulysses > 1
+    parts = (_to_heads(on, *parts),) if spread else parts
+    out = on.ops.op(
+        *parts,
+        chosen,
+        makes=local.queries,
+        keeps=parts,
+        keeps_output=True,
+        extra=(local.tokens * local.heads * local.exact,),
+        arranged=(local.rows * local.sequence**2 * local.width,),
+        scratch=(0, parts[0].size if spread else 0),
+        saved=ATTENTION,
+        flops=4 * local.tokens * local.sequence * local.heads * local.head_dim,
+        attends=True,
+        apart=True,
+    )
+    return _to_positions(on, out) if spread else out
+
+
 def _by_queries(layer: AttentionLayer, on: "Tracer", parts: Sequence[TracedTensor]) -> TracedTensor:
     """Record attention over blocks of queries of all rows: each block takes scores with the keys up to its last query.
     The backward holds three tensors of that size."""

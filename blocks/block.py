@@ -161,7 +161,7 @@ class Layer(BlockPiece):
     keeps instead of tensors of earlier positions. window: for an attention layer, the number of positions of its
     document that a query sees; None: all earlier ones. gives: name of values that it gives to layers of later blocks.
     takes: name of the values that it takes, of the nearest earlier block that gives them. embeds: it takes the ids of
-    tokens.
+    tokens. whole_rows: it needs scores of all positions of a row at once, which no rank of a ring has.
     """
 
     composable: ClassVar[bool] = False
@@ -174,6 +174,7 @@ class Layer(BlockPiece):
     gives: ClassVar[str] = ""
     takes: ClassVar[str] = ""
     embeds: ClassVar[bool] = False
+    whole_rows: ClassVar[bool] = False
 
     name: str
 

@@ -46,7 +46,7 @@ def _pruned(op: TracedOp, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str
         return _of_pieces(op, op.piece, shapes, frozen, flows)
     trained = [name for name in op.parameters if name not in frozen]
     all_bytes, trained_bytes = (sum(prod(shapes[name]) for name in names) for names in (op.parameters, trained))
-    receivers = tuple(value for value in op.inputs if id(value) in flows)
+    receivers = tuple(value for value in op.receivers if id(value) in flows)
     if not receivers and not trained_bytes:
         forward, _ = op.scratch
         still = {

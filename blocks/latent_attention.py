@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from xtrain.blocks.attention import AttentionLayer, trace_kernel
+from xtrain.blocks.attention import AttentionLayer, trace_kernel, trace_selected
 from xtrain.blocks.block import Layer, norm_weight, not_above_zero, row_bias
 from xtrain.blocks.op_trace import TracedTensor
 from xtrain.lazy_attrs import frozen
@@ -123,21 +123,33 @@ class LatentAttentionLayer(Layer):
         latent = on.norm(latent, f"{self.name}.kv_a_layernorm", local.tokens)
         expanded = on.linear(latent, f"{self.name}.kv_b_proj", local.tokens)
         keys, v = ops.split(expanded, number * self.nope_dim, number * self.value_dim)
-        q, turned = self._queries(on, x), number * self.rope_dim
+        q, narrow = self._queries(on, x)
+        chosen, turned = self._chosen(on, x, narrow), number * self.rope_dim
         q = ops.op(q, makes=wide, scratch=(7 * turned // 2, 3 * turned), named=(q, kv, latent))
         turned = each * self.rope_dim
         k = ops.op(keys, shared_key, makes=wide, scratch=(7 * turned // 2, 3 * turned), named=(expanded,))
         if self.value_dim < local.head_dim:
             v = ops.op(v, makes=wide)
-        out = trace_kernel(AttentionLayer(self.name), on, (q, k, v))
+        if chosen is None:
+            out = trace_kernel(AttentionLayer(self.name), on, (q, k, v))
+        else:
+            out = trace_selected(on, (q, k, v), chosen)
         if self.value_dim < local.head_dim:
             out = ops.op(out, makes=number * self.value_dim)
         return on.row_parallel_linear(out, f"{self.name}.o_proj", local.tokens)
 
-    def _queries(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+    def _queries(self, on: "Tracer", x: TracedTensor) -> tuple[TracedTensor, TracedTensor]:
+        """Record queries of all heads; return them, and what they are projected from."""
         local = on.local
         if self.q_rank is None:
-            return on.linear(on.column_parallel_input(x), f"{self.name}.q_proj", local.tokens)
+            whole = on.column_parallel_input(x)
+            return on.linear(whole, f"{self.name}.q_proj", local.tokens), whole
         latent = on.linear(x, f"{self.name}.q_a_proj", local.between)
         latent = on.norm(latent, f"{self.name}.q_a_layernorm", local.between)
-        return on.linear(on.column_parallel_input(latent, self.q_rank), f"{self.name}.q_b_proj", local.tokens)
+        latent = on.column_parallel_input(latent, self.q_rank)
+        return on.linear(latent, f"{self.name}.q_b_proj", local.tokens), latent
+
+    def _chosen(self, on: "Tracer", x: TracedTensor, narrow: TracedTensor) -> TracedTensor | None:
+        """Record the choice of the positions that each query sees; None: all earlier ones. narrow: what queries are
+        projected from."""
+        return None

@@ -249,6 +249,12 @@ class OpTrace:
         self.ops.append(TracedOp(inputs=(x,), outputs=outputs))
         return list(outputs)
 
+    def detached(self, x: TracedTensor) -> TracedTensor:
+        """Record a view of `x` that passes no gradient on."""
+        out = TracedTensor(0, x.gradient, x)
+        self.ops.append(TracedOp(inputs=(x,), outputs=(out,), runs_back=False, receivers=()))
+        return out
+
     def give(self, name: str, *values: TracedTensor) -> None:
         """Give values to later blocks under a name."""
         self.given[name] = values

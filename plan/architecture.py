@@ -258,6 +258,7 @@ class BlockLayer(Protocol):
     window: ClassVar[int | None]
     gives: ClassVar[str]
     takes: ClassVar[str]
+    whole_rows: ClassVar[bool]
 
     @property
     def name(self) -> str: ...
@@ -361,7 +362,8 @@ class BlockParameter:
     router: its products choose experts. adapter: for an adapter's parameter, the matrix that it is added to; the
     adapter sets its first values. heads: number of attention heads that have a matrix of it each, side by side along
     the cut features. task, begun, multiplied: as in `ParameterSpec`. linear: a matrix of it belongs to a module whose
-    product can have an adapter and codes. turned: a stack of experts is stored as [E, outputs, inputs].
+    product can have an adapter and codes. turned: a stack of experts is stored as [E, outputs, inputs]. trained: a loss
+    gives it a gradient.
     """
 
     name: str
@@ -379,6 +381,7 @@ class BlockParameter:
     multiplied: float = 1.0
     linear: bool = True
     turned: bool = False
+    trained: bool = True
 
     @property
     def owner(self) -> str:
@@ -443,6 +446,7 @@ def _spec(parameter: BlockParameter, before: str) -> ParameterSpec:
         shape=parameter.shape,
         decays=parameter.decays,
         expert=parameter.expert,
+        trained=parameter.trained,
         adapter=parameter.adapter and f"{before}{parameter.adapter}",
         task=parameter.task,
         begun=parameter.begun,

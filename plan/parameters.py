@@ -261,9 +261,9 @@ def blocks_beyond(pattern: str, arch: Architecture) -> tuple[str, str] | None:
 
 
 def frozen_names(arch: Architecture, patterns: Sequence[str]) -> frozenset[str]:
-    """Return the parameters that are not trained: parameters that patterns match, and idle parameters of transformers'
-    code. With an adapter: the whole model, except a reward head and the parts that `train` of the adapter names, and
-    the adapter's stored initial values."""
+    """Return the parameters that are not trained: parameters that patterns match, and parameters that no loss has a
+    gradient of. With an adapter: the whole model, except a reward head and the parts that `train` of the adapter names,
+    and the adapter's stored initial values."""
     idle = _idle_names(arch)
     if (adapter := arch.adapter) is not None:
         trained = (*adapter.train, *((SCORE,) if not arch.has_logits else ()))
@@ -278,10 +278,10 @@ def frozen_names(arch: Architecture, patterns: Sequence[str]) -> frozenset[str]:
 
 
 def _idle_names(arch: Architecture) -> frozenset[str]:
-    """Return the parameters of a model of transformers' code that no loss has a gradient of."""
+    """Return the parameters that no loss has a gradient of: indexers, and idle ones of transformers' code."""
     code = arch.own.get("code")
     if code is None:
-        return frozenset()
+        return frozenset(tensor.name for tensor in parameters(arch) if not tensor.trained)
     of_layers = (
         f"layers.{layer}.{each['name']}"
         for kind in code["kinds"]

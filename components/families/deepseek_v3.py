@@ -48,6 +48,18 @@ def _has_dense(config: Config) -> bool:
     return config.get("first_k_dense_replace", 3) != 0
 
 
+def latent_fields(arch: Architecture) -> dict[str, Any]:
+    """Return the fields of the latent attention of an architecture."""
+    own = arch.own
+    magnitude = yarn_magnitude(arch.rope.factor, own["score_weight"]) if arch.rope.scaling == "yarn" else 1.0
+    return {
+        "name": "self_attn",
+        **{name: own[name] for name in ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim", "interleaved")},
+        "scale": (own["nope_dim"] + own["rope_dim"]) ** -0.5 * magnitude**2,
+        "bias": own.get("attention_bias", False),
+    }
+
+
 @FAMILIES.register()
 @frozen
 class DeepseekV3(GroupedExpertTransformer, PlannedModel):
@@ -171,12 +183,4 @@ class DeepseekV3(GroupedExpertTransformer, PlannedModel):
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
-        own = arch.own
-        magnitude = yarn_magnitude(arch.rope.factor, own["score_weight"]) if arch.rope.scaling == "yarn" else 1.0
-        attention = LatentAttentionLayer(
-            name="self_attn",
-            **{name: own[name] for name in ("q_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim", "interleaved")},
-            scale=(own["nope_dim"] + own["rope_dim"]) ** -0.5 * magnitude**2,
-            bias=own.get("attention_bias", False),
-        )
-        return dense_then_experts(arch, attention)
+        return dense_then_experts(arch, LatentAttentionLayer(**latent_fields(arch)))

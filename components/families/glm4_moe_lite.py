@@ -16,12 +16,22 @@ _TYPES = "mlp_layer_types"
 _BEFORE = "first_k_dense_replace"  # in published configs; transformers does not read it
 
 
-def _first_dense(config: Config) -> Any:
-    """Return the number of first layers without experts: 1 unless the type of every layer is given."""
+def first_dense_key(default: int) -> ConfigKey:
+    """Return the key of the number of first layers without experts. default: used unless a config has the number, or
+    the type of every layer."""
+
+    def computed(config: Config) -> Any:
+        return _first_dense(config, config.get(_BEFORE, default))
+
+    return ConfigKey("first_dense", _TYPES, computed=computed, writes=_write_types)
+
+
+def _first_dense(config: Config, default: int = 1) -> Any:
+    """Return the number of first layers without experts: the default unless the type of every layer is given."""
     layers, types = layer_count(config), config.get(_TYPES)
     if layers is None:
-        return 1
-    count = 1 if types is None else types.count("dense") if isinstance(types, list) else -1
+        return default
+    count = min(default, layers) if types is None else types.count("dense") if isinstance(types, list) else -1
     if types not in (None, _typed(count, layers)):
         return WrongKey(_TYPES, f"dense for the first of the {layers} layers, and sparse for all others")
     return (

@@ -312,7 +312,7 @@ def _not_in_blocks(spec: Spec) -> str:
     "model.attention_heads",
     reads="model.attention model.family model.dim model.heads model.head_dim launch.device cluster.preset precision.*",
 )
-@checks("mesh.ring.attention", reads="model.attention {context}")
+@checks("mesh.ring.attention", reads="model.* {context}")
 def _check_attention(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     """Check the attention kernel: a ring has its own, which works document by document and block by block; flex and
     cudnn are made for cuda, blocks for a CPU."""
@@ -336,7 +336,13 @@ def _check_attention(spec: Spec, architecture: Architecture, layout: Layout, fou
     elif kernel == "blocks" and (reason := _not_in_blocks(spec)):
         message = f"attention blocks is made for plain products on cpu in fp32 and fp64, and {reason}"
         found.fail("model.attention", "X419", "model.attention", message, "use attention auto")
-    if "cp" in layout.unsettled or ring == 1 or kernel in ("auto", "documents"):
+    if "cp" in layout.unsettled or ring == 1:
+        return
+    if any(layer.whole_rows for kind in architecture.kinds for layer in kind.block.layers()):
+        message = "an indexer chooses among all positions of a document, and ranks of a ring have blocks of them"
+        hint = "use ring 1, and ulysses for all ranks of cp"
+        found.fail("mesh.ring.attention", "X419", "parallel.cp.ring", message, hint)
+    if kernel in ("auto", "documents"):
         return
     message = f"attention {kernel} needs whole rows, and with ring {ring} they are split"
     found.fail("mesh.ring.attention", "X419", "model.attention", message, "use attention auto, or ring 1")

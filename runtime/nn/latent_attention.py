@@ -10,7 +10,7 @@ from xtrain.runtime.nn.attention import AttentionKernel, AttentionModule
 from xtrain.runtime.nn.attention_blocks import Scores
 from xtrain.runtime.nn.axes import Axes, column_parallel_input, local
 from xtrain.runtime.nn.batch import DocumentLayout, LayerCache
-from xtrain.runtime.nn.block import BlockSettings, Built, builds
+from xtrain.runtime.nn.block import BlockSettings, Built, Values, builds
 from xtrain.runtime.nn.layers import Linear, RMSNorm, Rotation
 
 NORM_EPS = 1e-6  # of the norms of narrow vectors, whatever the other norms have
@@ -42,7 +42,12 @@ class LatentAttention(AttentionModule):
         self.o_proj = Linear(arch.heads * layer.value_dim, arch.dim, bias=layer.bias)
 
     def forward(
-        self, x_BSD: Tensor, rotate: Rotation | None, packing: DocumentLayout, cache: LayerCache | None = None
+        self,
+        x_BSD: Tensor,
+        rotate: Rotation | None,
+        packing: DocumentLayout,
+        cache: LayerCache | None,
+        values: Values,
     ) -> Tensor:
         assert rotate is not None
         tensor = self.axes.tensor
@@ -50,12 +55,14 @@ class LatentAttention(AttentionModule):
         latent_BSR, shared_BSP = narrow_BSR.split(self.narrow, dim=-1)
         latent_BSR = self.kv_a_layernorm(latent_BSR)
         k_BS1P = self._turned(shared_BSP[:, :, None], rotate)
-        q_BSHN, q_BSHP = self._heads(self._queries(x_BSD), self.query)
+        q_BSH, source_BSR = self._queries(x_BSD)
+        q_BSHN, q_BSHP = self._heads(q_BSH, self.query)
         q_BSHP = self._turned(q_BSHP, rotate)
+        chosen_BSL = self.chosen(x_BSD, source_BSR, rotate, packing, cache, values)
         if cache is not None and self.keeps_latent:
             (known_B1LC,) = cache.extended(self, torch.cat((latent_BSR[:, None], k_BS1P.transpose(1, 2)), dim=-1))
             if cache.filled:
-                out_BSHV = self._newest(q_BSHN, q_BSHP, known_B1LC, packing)
+                out_BSHV = self._newest(q_BSHN, q_BSHP, known_B1LC, packing, chosen_BSL)
                 return self.o_proj.row_parallel(out_BSHV.flatten(-2), tensor)
         k_BSHN, v_BSHV = self._heads(self.kv_b_proj(latent_BSR), self.expanded)
         # Heads stay the inner dimension in memory, also of the result, as the last product takes it.
@@ -64,9 +71,27 @@ class LatentAttention(AttentionModule):
         q_BHSA, k_BHSA, v_BHSA = (self._padded(x).transpose(1, 2) for x in (q_BSHA, k_BSHA, v_BSHV))
         if cache is not None and not self.keeps_latent:
             k_BHSA, v_BHSA = cache.extended(self, k_BHSA, v_BHSA)
-        out_BHSA = self.kernel(q_BHSA, k_BHSA, v_BHSA, packing, self.scores)
+        out_BHSA = self.attended(q_BHSA, k_BHSA, v_BHSA, packing, chosen_BSL)
         out_BSHV = out_BHSA.transpose(1, 2)[..., : self.expanded[1]]
         return self.o_proj.row_parallel(out_BSHV.flatten(-2), tensor)
+
+    def chosen(
+        self,
+        x_BSD: Tensor,
+        narrow_BSR: Tensor,
+        rotate: Rotation,
+        packing: DocumentLayout,
+        cache: LayerCache | None,
+        values: Values,
+    ) -> Tensor | None:
+        """Return the known positions that each query sees, bool [B, S, L]; None: all earlier ones of its document.
+        x_BSD: this rank's positions between blocks. narrow_BSR: what queries are projected from, of all positions."""
+        return None
+
+    def attended(
+        self, q_BHSA: Tensor, k_BKLA: Tensor, v_BKLA: Tensor, packing: DocumentLayout, chosen_BSL: Tensor | None
+    ) -> Tensor:
+        return self.kernel(q_BHSA, k_BKLA, v_BKLA, packing, self.scores)
 
     @property
     def keeps_latent(self) -> bool:
@@ -74,7 +99,14 @@ class LatentAttention(AttentionModule):
         matrix = self.kv_b_proj
         return type(matrix) is Linear and matrix.quantised is None and matrix.scaled is None
 
-    def _newest(self, q_BSHN: Tensor, q_BSHP: Tensor, known_B1LC: Tensor, packing: DocumentLayout) -> Tensor:
+    def _newest(
+        self,
+        q_BSHN: Tensor,
+        q_BSHP: Tensor,
+        known_B1LC: Tensor,
+        packing: DocumentLayout,
+        chosen_BSL: Tensor | None,
+    ) -> Tensor:
         """Return the values [B, 1, H, V] of the newest position (section 2.1.2 of the paper).
 
         As q · (K · c) = (q · K) · c, keys are never expanded, and values only after summing over positions.
@@ -84,15 +116,18 @@ class LatentAttention(AttentionModule):
         q_BHSR = torch.einsum("bshn,hnr->bhsr", q_BSHN, key_HNR)
         q_BHSC = torch.cat((q_BHSR, q_BSHP.transpose(1, 2)), dim=-1)
         # The values of the part with positions are dropped: kernels are faster if keys and values are one tensor.
-        out_BHSC = self.kernel(q_BHSC, known_B1LC, known_B1LC, packing, self.scores)
+        out_BHSC = self.attended(q_BHSC, known_B1LC, known_B1LC, packing, chosen_BSL)
         return torch.einsum("bhsr,hvr->bshv", out_BHSC[..., : self.narrow[0]], value_HVR)
 
-    def _queries(self, x_BSD: Tensor) -> Tensor:
+    def _queries(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries of all heads, and what they are projected from."""
         tensor = self.axes.tensor
         if self.q_a_proj is None or self.q_a_layernorm is None or self.q_b_proj is None:
             assert self.q_proj is not None
-            return self.q_proj(column_parallel_input(x_BSD, tensor))
-        return self.q_b_proj(column_parallel_input(self.q_a_layernorm(self.q_a_proj(x_BSD)), tensor))
+            whole_BSD = column_parallel_input(x_BSD, tensor)
+            return self.q_proj(whole_BSD), whole_BSD
+        narrow_BSR = column_parallel_input(self.q_a_layernorm(self.q_a_proj(x_BSD)), tensor)
+        return self.q_b_proj(narrow_BSR), narrow_BSR
 
     def _heads(self, flat_BSH: Tensor, widths: tuple[int, int]) -> tuple[Tensor, ...]:
         """Return both parts of every head, [B, S, H, …]."""
@@ -113,4 +148,4 @@ class LatentAttention(AttentionModule):
 @builds(LatentAttentionLayer)
 def _latent_attention(layer: LatentAttentionLayer, settings: BlockSettings) -> Built:
     module = LatentAttention(settings.arch, settings.kernel, settings.axes, layer)
-    return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache)
+    return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache, given.values)

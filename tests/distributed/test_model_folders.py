@@ -134,8 +134,19 @@ def check(ours: Seen, loss: float, theirs: dict[str, np.ndarray], limit: float) 
 # Beside the model: the loss of routers, which transformers does not add unless it is asked.
 EXPERTS = (
     *("deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe", "qwen3_moe"),
-    *("qwen3_next", "minimax_m2", "gemma4_moe", "olmoe", "dots1", "nemotron_h", "granitemoehybrid"),
+    *(
+        "qwen3_next",
+        "minimax_m2",
+        "gemma4_moe",
+        "olmoe",
+        "dots1",
+        "nemotron_h",
+        "granitemoehybrid",
+        "deepseek_v32",
+        "glm_moe_dsa",
+    ),
 )
+INDEXED = ("deepseek_v32", "glm_moe_dsa")  # with indexers, which take no ring
 SETTINGS: dict[str, str] = dict.fromkeys(EXPERTS, "router { aux_loss = 0 }")
 
 
@@ -191,6 +202,7 @@ MORE = [
     (family, "plain", layout, ({}, STACKED if family in SETTINGS else SHARDS)[(place + number) % 2])
     for place, family in enumerate(CONFIGS)
     for number, layout in enumerate((TP, FSDP, PP, RING, ULYSSES, *([(*FSDP, *EP)] if family in SETTINGS else [])))
+    if layout != RING or family not in INDEXED
 ]
 MORE += [
     ("qwen3", "wide heads, tied", TP, SHARDS),
@@ -249,6 +261,11 @@ MORE += [
     ("deepseek_v3", "biased, scaled by yarn", WHOLE, {}),
     ("deepseek_v3", "one group", (*PP, *EP, *TP), STACKED),
     ("deepseek_v3", "one group", (*RING, *TP), {}),
+    ("deepseek_v32", "biased, scaled by yarn", (*TP, *EP), STACKED),
+    ("deepseek_v32", "plain", (*WHOLE, *FSDP, "activation.mode=selective"), {}),
+    ("deepseek_v32", "plain", (*TP, *ULYSSES, "activation.mode=full"), {}),
+    ("glm_moe_dsa", "two of three shared, scaled by yarn", (*TP, *FSDP, *EP), {}),
+    ("glm_moe_dsa", "plain", (*ULYSSES, "activation.mode=full"), {}),
     ("qwen3_5", "four key heads", (*TP, *RING), {}),
     ("qwen3_5", "four key heads", ("parallel.cp=4", "parallel.cp.ring=2", "parallel.cp.ulysses=2"), {}),
     ("nemotron_h", "bounded steps", (*TP, *FSDP, *EP), STACKED),
@@ -280,7 +297,8 @@ def test_a_layout_reads_and_computes_what_one_process_does(
     (whole,) = read_bytes(alone)
     ends = ("correction_bias", "layer_scalar")
     biases = {name: len(each) for name, each in reference.named_buffers() if name.endswith(ends)}
-    stored = sum(gradient.size for gradient in alone.gradients.values()) * 4
+    frozen = sum(each.numel() for each in reference.parameters() if each.grad is None)
+    stored = 4 * (sum(gradient.size for gradient in alone.gradients.values()) + frozen)
     assert whole == stored + 4 * sum(biases.values())
     for read, shapes in zip(read_bytes(cut), cut.outcome.shapes, strict=True):
         own = [size for name, size in biases.items() if name.split(".")[2] in {each.split(".")[1] for each in shapes}]

@@ -19,6 +19,12 @@ DENSE = "model llama {{ dim = 64, layers = {layers}, heads = {heads}, kv_heads =
 MOE = "model qwen3_moe {{ dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = {experts}, {more} }}"
 
 
+INDEXED = """model deepseek_v32 {
+  dim = 64, layers = 2, heads = 8, q_rank = 40, kv_rank = 64, nope_dim = 32, rope_dim = 16, value_dim = 32, experts = 8,
+  index_heads = 16, index_dim = 32, index_topk = 16
+}"""
+
+
 def dense(*, layers=4, heads=8, kv_heads=4, more=""):
     return DENSE.format(layers=layers, heads=heads, kv_heads=kv_heads, more=more)
 
@@ -126,6 +132,8 @@ TABLE = {
         model=dense(more="attention = flex, head_dim = 16")),
     "a masked kernel in a ring": wrong("X419", "mask", "attention mask needs whole rows", "ring 1",
         "parallel.cp.ring=1", parallel=parallel("cp 2 { ring = 2 }"), model=dense(more="attention = mask")),
+    "an indexer in a ring": wrong("X419", "2", "an indexer chooses among all positions", "use ring 1",
+        "parallel.cp.ring=1", parallel=parallel("cp 2 { ring = 2 }"), model=INDEXED),
     # Experts.
     "experts over ep": wrong(  # 3 divides 6, but not the ranks
         "X406", "4", "6 experts cannot be split over ep 4", "use ep 2", "parallel.ep=2",

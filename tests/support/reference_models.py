@@ -33,6 +33,10 @@ def before_scaling(positions: int) -> dict[str, int]:
     return {"original_max_position_embeddings": positions, "max_position_embeddings": 64}
 
 
+# A score of zero in all index heads is rare with so many.
+INDEXED = {**LATENT, "index_n_heads": 12, "index_head_dim": 8, "index_topk": 7}
+INDEXED_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0,
+    "mscale_all_dim": 0.7}  # fmt: skip
 LITE = {name: value for name, value in LATENT.items() if name != "first_k_dense_replace"}
 GROUPED = {
     **DENSE, "num_hidden_layers": 3, "head_dim": 8, "moe_intermediate_size": 24, "n_routed_experts": 8,
@@ -239,6 +243,25 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
                 "mscale": 1.0, "mscale_all_dim": 0.7}},
         "one group": {**LATENT, "num_hidden_layers": 2, "q_lora_rank": None, "v_head_dim": 5, "n_group": 1,
             "topk_group": 1, "rope": {"rope_type": "linear", "factor": 3.0}},
+    },
+    "deepseek_v32": {
+        "plain": INDEXED,
+        "odd heads, tied": {**INDEXED, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3,
+            "v_head_dim": 18, "n_routed_experts": 5, "n_shared_experts": 2, "n_group": 1, "topk_group": 1,
+            "num_experts_per_tok": 2, "first_k_dense_replace": 0, "norm_topk_prob": False, "index_n_heads": 13,
+            "index_head_dim": 4, "index_topk": 3, "tied": True},
+        "biased, scaled by yarn": {**INDEXED, "v_head_dim": 12, "attention_bias": True, "routed_scaling_factor": 1.0,
+            "rms_norm_eps": 1e-3, "index_head_dim": 10, "index_topk": 12, "rope": INDEXED_YARN},
+    },
+    "glm_moe_dsa": {
+        "plain": {**INDEXED, "num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "full"]},
+        "odd heads, tied": {**INDEXED, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3,
+            "v_head_dim": 18, "n_routed_experts": 5, "n_shared_experts": 2, "n_group": 1, "topk_group": 1,
+            "num_experts_per_tok": 2, "first_k_dense_replace": 0, "index_n_heads": 13, "index_head_dim": 6,
+            "index_topk": 3, "tied": True},
+        "two of three shared, scaled by yarn": {**INDEXED, "num_hidden_layers": 6, "v_head_dim": 12,
+            "attention_bias": True, "rms_norm_eps": 1e-3, "index_topk": 12, "index_topk_freq": 3,
+            "index_skip_topk_offset": 1, "rope": INDEXED_YARN},
     },
     "glm4_moe_lite": {
         "plain": {**LITE, "mlp_layer_types": ["dense", "sparse", "sparse"]},
@@ -497,7 +520,7 @@ def gradients(model: Any, rows: list[dict[str, np.ndarray]]) -> tuple[float, dic
             total = total + F.cross_entropy(logits, wanted, ignore_index=-100, reduction="sum")
     loss = total / count
     loss.backward()
-    found = ((name, parameter.grad) for name, parameter in model.named_parameters())
+    found = ((name, each.grad) for name, each in model.named_parameters() if each.grad is not None)
     return loss.item(), {name: value.numpy() for name, value in in_our_names(model, found)}
 
 

@@ -25,6 +25,7 @@ def model_text(family: str) -> str:
     more = ", experts = 4, experts_per_token = 2, expert_ffn = 24" if family in expert_families() else ""
     more += ", mamba_state = 4" if "mamba_state" in settings_of(FAMILIES[family]) else ""
     more += ", window = 7" if "window" in settings_of(FAMILIES[family]) else ""
+    more += ", index_heads = 12, index_dim = 6, index_topk = 9" if "index_topk" in settings_of(FAMILIES[family]) else ""
     return f"{family} {{ {SIZES}{more}, {LATENT if 'kv_rank' in settings_of(FAMILIES[family]) else 'kv_heads = 2'} }}"
 
 
@@ -69,7 +70,7 @@ def test_logits_of_the_cache_are_those_of_the_whole_text(family, attention):
     rows, arch = grown(author), author.model.whole.arch
     layers = [layer for at in range(arch.layers) for layer in arch.kind_of(at).block.layers() if layer.attends]
     if "kv_rank" in arch.own:
-        each = len(layers) * 20 * (arch.own["kv_rank"] + arch.own["rope_dim"])
+        each = len(layers) * 20 * (arch.own["kv_rank"] + arch.own["rope_dim"] + arch.own.get("index_dim", 0))
     elif any(layer.keeps_state for layer in layers):
         each = sum(layer.cached(arch, 1, 20, frozenset()) for layer in layers)
         assert each < len(layers) * 20 * 2 * arch.kv_heads * arch.head_dim
@@ -91,6 +92,8 @@ CACHED = {
     "llama": "scaled as llama3",
     "smollm3": "windows with positions",
     "deepseek_v3": "biased, scaled by yarn",
+    "deepseek_v32": "biased, scaled by yarn",
+    "glm_moe_dsa": "plain",
     "mistral": "windows of two, wide heads",
     "gemma3": "odd heads, scaled positions",
     "gemma4": "per-layer inputs, shared keys",

@@ -153,6 +153,7 @@ def test_a_model_of_xtrain_is_one_of_transformers(
     layers = "" if "layers =" in more else f", layers = {4 if 'pattern' in known else 2}"
     width = 16 if "rotary_share" in known else 12 if family == "olmoe" else 10
     heads = f"kv_heads = 1, head_dim = {width}" if "kv_rank" not in known else LATENT
+    heads += ", index_heads = 12, index_dim = 6, index_topk = 5" if "index_topk" in known else ""
     heads += ", attention_layers = [1]" if "attention_layers" in known else ""
     sizes = f"dim = 36{layers}, heads = 3, {heads}, ffn = 40, norm_eps = 1e-3{experts}"
     config = FAMILIES[family].config
