@@ -76,10 +76,10 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=("bf16", "fp16", "fp32", "fp64"),
+        choices=("bf16", "fp16", "fp32", "fp64", "fp8"),
         help=(
             "number format (default: for a model from a folder that of each tensor there, else that of the run's "
-            "parameters)"
+            "parameters); fp8: matrices of blocks in fp8 with scales, as DeepSeek publishes them, all else in bf16"
         ),
     )
     parser.add_argument(
@@ -108,6 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain export`. The help lists the exit statuses."""
     if arguments.adapter and arguments.quantise:
         raise Refused(2, "xtrain export: --quantise is for a whole model, and --adapter exports none")
+    if arguments.adapter and arguments.dtype == "fp8":
+        raise Refused(2, "xtrain export: --dtype fp8 is for a whole model, and --adapter exports none")
     return write("export", arguments, adapter=arguments.adapter)
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Final, Literal
 
 from attrs import evolve
 
 from xtrain.lazy_attrs import frozen
-from xtrain.plan.architecture import Architecture, ParameterSpec, buffers, parameters
+from xtrain.plan.architecture import HEAD, Architecture, ParameterSpec, buffers, parameters
+from xtrain.plan.hardware import FP8
 from xtrain.plan.weight_files import (
     EMBEDDING_WEIGHT,
     HEAD_WEIGHT,
@@ -22,6 +23,8 @@ from xtrain.plan.weight_files import (
     header_of,
     stored_names,
 )
+
+FP8_BLOCK: Final = 128  # rows and columns of a block, as published by DeepSeek and Qwen
 
 
 def has_rewards(arch: Architecture, files: WeightFiles) -> bool:
@@ -146,25 +149,37 @@ class IntegerForm:
 
 
 @frozen
+class BlockForm:
+    """One of the two tensors that hold a matrix as fp8 numbers with a scale for each block of FP8_BLOCK rows and
+    columns, named as DeepSeek-V3 names them."""
+
+    suffix: Literal["weight", "weight_scale_inv"]
+
+    def shape(self, rows: int, width: int) -> tuple[int, ...]:
+        """Return its shape for a matrix of `rows` rows of `width` numbers."""
+        return (rows, width) if self.suffix == "weight" else (rows // FP8_BLOCK, width // FP8_BLOCK)
+
+
+@frozen
 class WrittenTensor:
     """Tensor of a file: a parameter, one expert of it, or several parameters of one number format. parts: parameter →
     its part in the tensor. format: its safetensors name. copied: the tensor of another folder whose bytes it has.
-    integers: the part of a matrix of integers that it is."""
+    form: the part of a matrix of integers, or of fp8 numbers with scales, that it is."""
 
     parts: tuple[tuple[str, StoredPart], ...]
     format: str
     copied: StoredTensor | None = None
-    integers: IntegerForm | None = None
+    form: IntegerForm | BlockForm | None = None
 
     @property
     def name(self) -> str:
         whole = self.parts[0][1].name
-        return whole if self.integers is None else whole.removesuffix("weight") + self.integers.suffix
+        return whole if self.form is None else whole.removesuffix("weight") + self.form.suffix
 
     @property
     def shape(self) -> tuple[int, ...]:
         whole = self.parts[0][1].shape
-        return whole if self.integers is None else self.integers.shape(*whole)
+        return whole if self.form is None else self.form.shape(*whole)
 
     @property
     def bytes(self) -> int:
@@ -197,10 +212,10 @@ def lay_out(
     format_of: FormatOf,
     most: int,
     copied: Mapping[str, StoredTensor] = MappingProxyType({}),
-    rounded: "Rounded | None" = None,
+    rounded: "Rounded | InBlocks | None" = None,
 ) -> tuple[WrittenFile, ...]:
     """Return the files of a model, tensors in the order of its parameters and then the copied ones, with at most `most`
-    bytes in each; a larger tensor gets a file of its own. rounded: matrices that are written as integers."""
+    bytes in each; a larger tensor gets a file of its own. rounded: matrices written as integers or fp8 numbers."""
     others = (
         WrittenTensor(((name, StoredPart(name, tensor.shape)),), tensor.format, tensor)
         for name, tensor in copied.items()
@@ -235,12 +250,56 @@ class Rounded:
             forms |= {"weight_scale": tensor.format, **({"weight_shape": "I64"} if self.packs else {})}
             for suffix, format in forms.items():
                 form = IntegerForm(suffix=suffix, bits=self.bits, group=group)  # pyright: ignore[reportArgumentType]
-                yield evolve(tensor, format=format, integers=form)
+                yield evolve(tensor, format=format, form=form)
 
     def covers(self, tensor: WrittenTensor) -> bool:
         """Return True if a tensor is written as integers."""
         parts = all(name in self.names and not part.transposed for name, part in tensor.parts)
         return parts and len(tensor.shape) == 2 and tensor.name.endswith(".weight")
+
+
+@frozen
+class InBlocks:
+    """Matrices that are written as fp8 numbers with scales of blocks, unless blocks do not divide them. names: of
+    parameters."""
+
+    names: frozenset[str]
+
+    def written(self, tensors: Iterable[WrittenTensor]) -> Iterator[WrittenTensor]:
+        """Yield the tensors; for each whose parameters are all of these matrices, two. Experts of a layer have one
+        form, as transformers' module has them."""
+        tensors = list(tensors)
+        plain = {_experts_of(each.name) for each in tensors if not self._divided(each)} - {""}
+        for tensor in tensors:
+            if not self._divided(tensor) or _experts_of(tensor.name) in plain:
+                yield tensor
+                continue
+            yield evolve(tensor, format="F8_E4M3", form=BlockForm("weight"))
+            yield evolve(tensor, format="F32", form=BlockForm("weight_scale_inv"))
+
+    def _divided(self, tensor: WrittenTensor) -> bool:
+        parts = all(name in self.names for name, _ in tensor.parts)
+        fits = len(tensor.shape) == 2 and not any(extent % FP8_BLOCK for extent in tensor.shape)
+        return parts and fits and tensor.name.endswith(".weight")
+
+    def config(self, tensors: Iterable[WrittenTensor]) -> dict[str, Any]:
+        """Return the `quantization_config` of a folder with these tensors."""
+        plain = {each.name for each in tensors if each.form is None and len(each.shape) > 1}
+        modules = {_experts_of(name) or name.removesuffix(".weight") for name in plain}
+        return {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": FP8,
+            "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+            # A tied head has no tensor of its own, and is a module all the same.
+            "modules_to_not_convert": sorted({HEAD, *modules}),
+        }
+
+
+def _experts_of(name: str) -> str:
+    """Return the module of the experts that a tensor is of; empty for other tensors."""
+    before, found, _ = name.partition(".experts.")
+    return f"{before}.experts" if found else ""
 
 
 def in_files(tensors: Iterable[WrittenTensor], most: int) -> tuple[WrittenFile, ...]:

@@ -15,6 +15,7 @@ from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.component import planned
 from xtrain.plan.architecture import Architecture, ParameterSpec, parameters
 from xtrain.plan.groups import alone, unfit_task
+from xtrain.plan.hardware import FP8
 from xtrain.plan.parameters import count_parameters, name_of
 from xtrain.plan.peft import (
     PEFT_CONFIG,
@@ -235,7 +236,7 @@ def export_of(
     checkpoint, averaged: see `chosen`. Raises EnvironmentFault if the checkpoint does not exist, is of another model,
     or lacks such weights.
     """
-    check_exportable(plan, dequantise=dequantise, merges=merges, quantise=quantise)
+    check_exportable(plan, dequantise=dequantise, merges=merges, quantise=quantise, fp8=dtype == FP8)
     own = plan_of(plan, task) if merges else plan
     entry, source = _source(plan, directory, checkpoint=checkpoint, averaged=averaged)
     merging = Merging(own, source["base"], entry, stored_names(plan, task)) if merges else None

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,9 @@ from xtrain.plan.exported_config import (
     read_differences,
     with_tokens,
 )
+from xtrain.plan.hardware import FP8
 from xtrain.plan.mesh import base_of_plan
+from xtrain.plan.parameters import name_of, product_matrices
 from xtrain.plan.plan import Plan
 from xtrain.plan.weight_files import (
     CONFIG,
@@ -39,7 +41,16 @@ from xtrain.plan.weight_files import (
     read_weight_files,
     stored_names,
 )
-from xtrain.plan.weight_layout import FormatOf, Rounded, WrittenFile, assign, lay_out
+from xtrain.plan.weight_layout import (
+    FP8_BLOCK,
+    FormatOf,
+    InBlocks,
+    Rounded,
+    WrittenFile,
+    WrittenTensor,
+    assign,
+    lay_out,
+)
 from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import ExportFailed
 from xtrain.runtime.base.locks import HeldLock
@@ -60,6 +71,7 @@ CARD: Final = "README.md"
 MERGED: Final = "merge.json"
 # Upper bound for all files except weights and tokenizer.
 SMALL_BYTES: Final = 2**20
+FP8_FORMAT: Final = "F8_E4M3"
 # Number format → its name in safetensors.
 FORMATS: Final = {ours: theirs for theirs, ours in LOADED.items()}
 
@@ -118,9 +130,10 @@ class WeightsExport:
 class Export(WeightsExport):
     """Export of a checkpoint as a model folder.
 
-    dtype: None: see `_formats`. most: bytes of a weight file. dequantise: write quantized matrices of the base as the
-    values of their codes. quantise: write the matrices that `precision { qat }` rounds as integers. merging: merges the
-    checkpoint's adapter into the base; None for a checkpoint of a whole model.
+    dtype: None: see `_formats`; fp8: matrices of blocks in fp8 with scales, all else in bf16. most: bytes of a weight
+    file. dequantise: write quantized matrices of the base as the values of their codes. quantise: write the matrices
+    that `precision { qat }` rounds as integers. merging: merges the checkpoint's adapter into the base; None for a
+    checkpoint of a whole model.
     """
 
     most: int
@@ -130,7 +143,9 @@ class Export(WeightsExport):
 
     def _check(self) -> None:
         merges = self.merging is not None
-        check_exportable(self.plan, dequantise=self.dequantise, merges=merges, quantise=self.quantise)
+        check_exportable(
+            self.plan, dequantise=self.dequantise, merges=merges, quantise=self.quantise, fp8=self.dtype == FP8
+        )
 
     def _write(self, to: Path, report: Report) -> Exported:
         plan = self.plan
@@ -140,9 +155,12 @@ class Export(WeightsExport):
         origin = origin_of(plan, self.base)
         format_of = self._formats(origin)
         copied = self._copied(origin)
-        rounded = rounded_by(plan) if self.quantise else None
+        rounded = rounded_by(plan) if self.quantise else in_fp8(plan) if self.dtype == FP8 else None
         files = lay_out(self._arch, format_of, self.most, copied, rounded)
         formats = formats_of(files)
+        if self.dtype == FP8 and FP8_FORMAT not in formats:
+            message = f"blocks of {FP8_BLOCK} rows and columns divide no matrix of the model"
+            raise ExportFailed(f"{message}; choose another format, such as --dtype bf16", "X525")
         usual = next(format for format in formats if format in FORMATS)
         contents |= self._configs(origin, tokenizer, ends, usual) | self._code()
         loss = last_loss(self.run, self.state)
@@ -158,11 +176,12 @@ class Export(WeightsExport):
                 writer = WeightsWriter(files, whole, folder, report, origin, self._compute)
                 writer.write()
             writer.verify()
-            if rounded is None:
+            if rounded is not None:  # the config was compared without it
+                tensors = [tensor for file in files for tensor in file.tensors]
+                form = rounded.config(tensors) if isinstance(rounded, InBlocks) else _integers(rounded, tensors)
+                durable.write(folder / CONFIG, _text(json.loads(contents[CONFIG]) | {QUANTISATION: form}))
+            if not isinstance(rounded, Rounded):  # `model "folder"` reads no integers
                 self._verify_weights(folder)
-            else:  # `model "folder"` reads no integers: its config was compared without them
-                config = json.loads(contents[CONFIG]) | {QUANTISATION: _integers(rounded, files)}
-                durable.write(folder / CONFIG, _text(config))
             merged = self.merging.matrices if self.merging is not None else []
             if merged:
                 durable.write(folder / MERGED, _text({matrix.name: asdict(matrix) for matrix in merged}))
@@ -240,7 +259,8 @@ class Export(WeightsExport):
         """Return the number format of each tensor: the requested one; else that of the folder that the run started
         from; else that of the run's parameters."""
         if self.dtype is not None or origin is None:
-            one = FORMATS[self.dtype or self.plan.node("setup.build_model").args["params"]]
+            dtype = "bf16" if self.dtype == FP8 else self.dtype
+            one = FORMATS[dtype or self.plan.node("setup.build_model").args["params"]]
             beside = {buffer.name for buffer in buffers(self.plan.architecture)}  # fp32 whatever the model's format
             return lambda parameter, number: FORMATS["fp32"] if parameter.name in beside else one
         try:
@@ -357,10 +377,22 @@ def rounded_by(plan: Plan) -> Rounded | None:
     return Rounded(names=frozenset(names), bits=bits, group=group, inputs=inputs)
 
 
-def _integers(rounded: Rounded, files: tuple[WrittenFile, ...]) -> dict[str, Any]:
+def in_fp8(plan: Plan) -> InBlocks:
+    """Return the matrices that an export in fp8 writes in blocks: of products, without routers and indexers."""
+    arch = plan.architecture.base
+    return InBlocks(
+        frozenset(
+            name_of(layer, matrix.name)
+            for kind in arch.kinds
+            for matrix in product_matrices(arch, kind)
+            for layer in kind.layers
+        )
+    )
+
+
+def _integers(rounded: Rounded, tensors: Sequence[WrittenTensor]) -> dict[str, Any]:
     """Return the `quantization_config` of compressed-tensors."""
-    tensors = [tensor for file in files for tensor in file.tensors]
-    others = [each.name for each in tensors if each.integers is None and len(each.shape) == 2]
+    others = [each.name for each in tensors if each.form is None and len(each.shape) == 2]
     weights = {"num_bits": rounded.bits, "type": "int", "symmetric": True, "dynamic": False}
     weights |= {"strategy": "channel" if rounded.group is None else "group", "group_size": rounded.group}
     inputs = {"num_bits": 8, "type": "int", "symmetric": False, "dynamic": True, "strategy": "token"}
@@ -376,9 +408,13 @@ def _integers(rounded: Rounded, files: tuple[WrittenFile, ...]) -> dict[str, Any
     }
 
 
-def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False, quantise: bool = False) -> None:
+def check_exportable(
+    plan: Plan, *, dequantise: bool, merges: bool = False, quantise: bool = False, fp8: bool = False
+) -> None:
     """Raise ExportFailed if no folder can hold the model of a plan. merges: merge its adapter into the model. quantise:
-    write rounded matrices as integers."""
+    write rounded matrices as integers. fp8: write matrices in fp8."""
+    if fp8 and (problem := _not_in_fp8(plan, merges=merges, quantise=quantise)):
+        raise ExportFailed(f"--dtype fp8 {problem}; choose another format, such as --dtype bf16", "X525")
     weights = plan.args("setup.qat").get("weights")
     if quantise and weights in FLOATS:
         message = f"the run rounds to {weights}, and --quantise writes integers"
@@ -395,6 +431,19 @@ def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False, quan
     if (base := base_of_plan(plan)) is not None and not dequantise:
         message = f"matrices of the run are stored as {base.words()}, which transformers cannot read"
         raise ExportFailed(f"{message}; to write dequantized values, add --dequantise", "X525")
+
+
+def _not_in_fp8(plan: Plan, *, merges: bool, quantise: bool) -> str:
+    """Return why a model cannot be written in fp8; empty if it can."""
+    if merges:
+        return "is for models without an adapter: what merging loses is measured in other formats"
+    if quantise:
+        return "has fp8 numbers, and --quantise integers"
+    if "code" in plan.architecture.own:
+        return "is for xtrain's own families, and transformers' code computes this model"
+    if stored_names(plan.architecture).others:
+        return "is for language models alone, and this folder has tensors of other parts, which are copied"
+    return ""
 
 
 def formats_of(files: tuple[WrittenFile, ...]) -> dict[str, int]:

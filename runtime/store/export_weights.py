@@ -18,7 +18,7 @@ from xtrain.plan.mesh import base_of_plan
 from xtrain.plan.parameters import name_of
 from xtrain.plan.plan import Plan
 from xtrain.plan.weight_files import INDEX, SIZES, StoredTensor, read_file
-from xtrain.plan.weight_layout import IntegerForm, WrittenFile, WrittenTensor
+from xtrain.plan.weight_layout import FP8_BLOCK, BlockForm, IntegerForm, WrittenFile, WrittenTensor
 from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import EnvironmentFault, ExportFailed
 from xtrain.runtime.nn.adapters import begun_part, merged
@@ -220,8 +220,11 @@ class WeightsWriter:
         if tensor.copied is not None:
             yield from self._copy(tensor.copied, tensor.name)
             return
-        if tensor.integers is not None:
-            content = self._integers(tensor, tensor.integers).view(torch.uint8).numpy().data.cast("B")
+        if tensor.form is not None:
+            form = tensor.form
+            integers = isinstance(form, IntegerForm)
+            part = self._integers(tensor, form) if integers else self._in_blocks(tensor, form)
+            content = part.view(torch.uint8).numpy().data.cast("B")
             self._sums[tensor.name] = crc32(content)
             yield content
             return
@@ -245,15 +248,26 @@ class WeightsWriter:
         ((_, part), *_) = tensor.parts
         if form.suffix == "weight_shape":
             return torch.tensor(part.shape)
-        whole = _rows(evolve(tensor, integers=None), self._views(tensor), 0, part.shape[0])
-        if not bool(torch.isfinite(whole).all()):
-            raise ExportFailed(_not_finite(evolve(tensor, format="F32"), whole))
+        whole = self._matrix(tensor)
         groups_NGM = whole.to(self.compute).unflatten(-1, (-1, form.group))
         grid = weight_grid(groups_NGM, form.bits)
         if form.suffix == "weight_scale":
             return grid.scale.squeeze(-1).to(TYPES[tensor.format]).contiguous()
         integers_NK = grid.integers(groups_NGM).clamp_(grid.low, grid.high).flatten(1).to(torch.int8)
         return integers_NK if form.suffix == "weight" else packed(integers_NK, form.bits)
+
+    def _in_blocks(self, tensor: WrittenTensor, form: BlockForm) -> Tensor:
+        """Return the fp8 numbers of a matrix, or the scales of its blocks."""
+        codes, scales = in_blocks(self._matrix(tensor))
+        return codes if form.suffix == "weight" else scales
+
+    def _matrix(self, tensor: WrittenTensor) -> Tensor:
+        """Return the whole matrix that a tensor is a form of. Raises ExportFailed unless it is finite."""
+        ((_, part), *_) = tensor.parts
+        whole = _rows(evolve(tensor, form=None), self._views(tensor), 0, part.shape[0])
+        if not bool(torch.isfinite(whole).all()):
+            raise ExportFailed(_not_finite(evolve(tensor, format="F32"), whole))
+        return whole
 
     def _copy(self, stored: StoredTensor, name: str) -> Iterator[memoryview]:
         """Yield the bytes of a tensor of the folder that the model began with."""
@@ -280,6 +294,20 @@ class WeightsWriter:
                 value = value.narrow(dim, part.rows[0], part.rows[1] - part.rows[0])
             views.append(value.transpose(-1, -2) if part.transposed else value)
         return views
+
+
+def in_blocks(matrix_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return E4M3 numbers [N, K] and the fp32 scales [N / FP8_BLOCK, K / FP8_BLOCK] that they are multiplied by.
+
+    The largest absolute value of a block becomes 448; a block of zeros has scale 1. Bit for bit what transformers'
+    `Fp8Quantize` writes.
+    """
+    blocks_RBCB = matrix_NK.float().unflatten(0, (-1, FP8_BLOCK)).unflatten(2, (-1, FP8_BLOCK))
+    largest_RC = blocks_RBCB.abs().amax(dim=(1, 3))
+    most = torch.finfo(torch.float8_e4m3fn).max
+    factors_RC = torch.where(largest_RC > 0, most / largest_RC, 1.0)
+    codes = (blocks_RBCB * factors_RC[:, None, :, None]).clamp(-most, most).to(torch.float8_e4m3fn)
+    return codes.flatten(2).flatten(0, 1).contiguous(), (1 / factors_RC).contiguous()
 
 
 def _rows(tensor: WrittenTensor, views: list[Tensor], begin: int, end: int) -> Tensor:

@@ -68,6 +68,7 @@ OTHER_THINGS = {
     "fp8": (  # a format of products, and of files
         *("plan/hardware.py", "dsl/schema/precision.py", "dsl/schema/model.py", "dsl/schema/model_config.py"),
         *("plan/coded_weights.py", "runtime/store/stored_weights.py", "planner/review/small_scope.py"),
+        "cli/export.py",
     ),
     "int8": ("components/sources/tokens_run.py", "dsl/schema/precision.py"),  # a type of arrays, and of `qat`
     "ddp": ("dsl/starter.py",),  # a starter
