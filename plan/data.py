@@ -168,6 +168,8 @@ def _default(content: Any, path: Path) -> str | None:
 
 # The last token of a document is an input as well as a target.
 ENDED = "ended"
+# Conversations lose their system message.
+DROPPED = "drop_system"
 # Default of the part of a conversation that is trained on.
 TRAIN_ON = "assistant"
 
@@ -202,7 +204,8 @@ def reads(dataset: Dataset) -> dict[str, Any]:
         return {"form": "text", **fields, **beside}
     common = {**template, "train_on": TRAIN_ON if dataset.train_on == "auto" else dataset.train_on, **beside}
     if dataset.messages is not None:
-        return {"form": "chat", "messages": dataset.messages, **common}
+        dropped = {DROPPED: True} if dataset.drop_system else {}
+        return {"form": "chat", "messages": dataset.messages, **common, **dropped}
     return {"form": "instruction", "prompt": dataset.prompt, "response": dataset.response, **common}
 
 
@@ -243,6 +246,7 @@ def form_text(reads: dict[str, Any]) -> str:
     """Return text on the fields of a record and the part that is trained on; empty for plain text without other
     fields."""
     beside = [f"{each.words} {_fields_text(reads[name])}" for name, each in BESIDE.items() if name in reads]
+    beside += ["without system messages"] if DROPPED in reads else []
     beside += ["an additional eos after each, so that its last token is read"] if ENDED in reads else []
     return ", ".join(filter(None, [_content_text(reads), *beside]))
 

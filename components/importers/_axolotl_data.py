@@ -195,7 +195,10 @@ def _write_conversations(draft: Draft, address: str, key: str, form: str) -> Non
     marked = f"{key}.message_field_training"
     if draft.has(marked):
         draft.set(f"{address}.message_train", draft.text(marked), marked)
-    draft.unless_off(f"{marked}_detail {key}.drop_system_message", "messages are used whole")
+    if draft.get(f"{key}.drop_system_message"):
+        draft.set(f"{address}.drop_system", True, f"{key}.drop_system_message")
+    draft.same(f"{key}.drop_system_message", "off")
+    draft.unless_off(f"{marked}_detail", "messages are used whole")
     if draft.get(f"{key}.field_thinking", "reasoning_content") in ("reasoning_content", "thinking", "reasoning"):
         draft.same(f"{key}.field_thinking {key}.template_thinking_key", "reasoning goes by each of its usual names")
     draft.meaningless(f"{key}.conversation", "the template says how turns are written")

@@ -136,6 +136,9 @@ class Dataset:
         example='"system"',
         added=True,
     )
+    drop_system: bool = setting(
+        "with `messages`, leave out the system message, for chat templates that accept none", default=False, added=True
+    )
     message_train: str | None = setting(
         "with `messages`, key of a message that says whether it is trained on, true or false; messages without it "
         "follow `train_on`; none: all messages do",

@@ -18,7 +18,7 @@ from xtrain.dsl.spec import Spec
 from xtrain.dsl.spec_text import is_plain
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.amounts import amount, amounts
-from xtrain.plan.data import BESIDE, TokenizerUnreadable, check_chain, markers, of_templates
+from xtrain.plan.data import BESIDE, DROPPED, TokenizerUnreadable, check_chain, markers, of_templates
 from xtrain.plan.findings import Findings, checks
 from xtrain.planner.data.training import check_reads, check_rollout, check_training
 
@@ -137,6 +137,10 @@ def _tokens(dataset: Dataset) -> Problem | None:
 
 def _beside(dataset: Dataset) -> Problem | None:
     """Return the fault if a further field does not belong to the form of the record."""
+    if dataset.drop_system and (dataset.messages is None or dataset.system is not None):
+        if dataset.messages is None:
+            return "X516", DROPPED, f"`{DROPPED}` is for conversations in `messages`", "remove it, or name their field"
+        return "X516", DROPPED, f"`{DROPPED}` leaves out what `system` adds", "keep one of them"
     for name, each in BESIDE.items():
         if not each.needs or getattr(dataset, name) is None:
             continue

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from xtrain.dsl.schema.data_components import LINKS, SOURCES, TOKENIZERS, packing_of, tokenizer_kind
 from xtrain.lazy_attrs import frozen
-from xtrain.plan.data import BESIDE, changes_documents
+from xtrain.plan.data import BESIDE, DROPPED, changes_documents
 from xtrain.plan.graph import Effect
 from xtrain.plan.plan import Node, Plan
 from xtrain.text.units import plural
@@ -179,6 +179,8 @@ def _reads(
             yield other(name, f"{change}: rows would have other text, unless both templates write the same", False)
         elif name == "template_arguments":
             yield other(name, f"{change}: rows would have other text, unless the template writes the same", False)
+        elif name == DROPPED:
+            yield other(name, f"{change}: rows would have other text, unless no system messages are there", False)
         elif name == "lost":
             yield other(name, f"{change}: other records would be left out, unless nothing is lost", False)
         elif name in BESIDE and BESIDE[name].numbers:

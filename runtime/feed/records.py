@@ -47,6 +47,7 @@ class Reads:
     label: str | None = None
     tools: str | None = None
     system: str | None = None
+    drop_system: bool = False
     message_train: str | None = None
     message_weight: str | None = None
     columns: tuple[tuple[str, str], ...] = field(default=(), converter=named_values)
@@ -105,7 +106,7 @@ class Reads:
         names = ("input", "label", "tools", "system", "mask", "message_train", "message_weight")
         optional: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
         optional |= {name: dict(fields) for name in ("columns", "values") if (fields := getattr(self, name))}
-        return optional | ({"ended": True} if self.ended else {})
+        return optional | {name: True for name in ("drop_system", "ended") if getattr(self, name)}
 
     @property
     def value_names(self) -> tuple[str, ...]:

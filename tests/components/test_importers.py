@@ -170,6 +170,7 @@ AXOLOTL_ROWS = [
     (f"{CHAT}\n    field_messages: conversations\n"
      "    message_property_mappings:\n      role: from\n      content: value", ['messages = "conversations"']),
     (f"{CHAT}\n    message_field_training: train", ['message_train = "train"']),
+    (f"{CHAT}\n    drop_system_message: true", ["drop_system = true"]),
     (f"{CHAT}\n  - path: b.jsonl\n    type: chat_template",
      ["a = 1 epoch", "b = 1 epoch"]),
     ("chat_template: chatml", ['template = "chatml"']),

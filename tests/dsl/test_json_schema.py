@@ -243,7 +243,7 @@ def test_the_object_of_a_spec_says_all_of_it():
         "template": "auto", "holdout": "100%", "oversized": "truncate", "bad_records": 3, "columns": {}, "values": {},
         "deduplicate": "none", "decontaminate": [], "min_tokens": 0, "without": [],
         **dict.fromkeys(("chosen", "rejected", "label", "tokens", "mask", "input", "tools", "system")),
-        "message_train": None, "message_weight": None, "template_arguments": {}, "lost": "warn",
+        "message_train": None, "message_weight": None, "drop_system": False, "template_arguments": {}, "lost": "warn",
     }  # fmt: skip
     assert GOOD["dataset"]["qa"]["source"] == {"huggingface": {"name": "org/name", "config": "en", "split": "train"}}
     assert GOOD["mixture"] == {**spec.mixture.weights, "temperature": 2.0, "exact": False}

@@ -248,6 +248,10 @@ def _conversation(fields: Mapping[str, Any], reads: Reads) -> list[Message] | Co
         return messages
     if (problem := flagged(messages, reads.message_train, reads.message_weight)) is not None:
         return Unusable(f"field `{reads.messages}`, {problem.reason}")
+    if reads.drop_system and messages[0]["role"] == "system":
+        del messages[0]
+        if not messages:
+            return Unusable(f"field `{reads.messages}` has a system message alone, which `drop_system` leaves out")
     if all(setting is None for setting in (reads.tools, reads.system, reads.message_train, reads.message_weight)):
         return messages
     return _completed(fields, reads, Conversation(messages=messages))

@@ -9,6 +9,7 @@ import pytest
 from tokenising import made
 
 from xtrain.runtime.feed.documents import TokenDocument
+from xtrain.runtime.feed.records import Reads
 from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("lean_forks")
@@ -119,6 +120,27 @@ def test_keys_of_messages_that_say_something_else(key, number, value, reason, to
     messages[number][key] = value
     reads = CHAT | {"message_train": "train", "message_weight": "weight"}
     assert made({"messages": messages}, reads, tokenizer) == f"field `messages`, {reason}"
+
+
+def test_a_system_message_is_left_out(tokenizer: TextTokenizer):
+    """The first message alone, with the flags of the others in their places."""
+    talk = [dict(message) for message in TURNS]
+    talk[1]["weight"] = 0.25
+    reads = CHAT | {"drop_system": True, "message_weight": "weight"}
+    plain, dropped, kept = (
+        made({"messages": messages}, settings, tokenizer)
+        for messages, settings in (
+            (talk, reads),
+            ([said("system", "Be brief."), *talk], reads),
+            ([said("system", "Be brief."), *talk], CHAT | {"message_weight": "weight"}),
+        )
+    )
+    assert isinstance(plain, TokenDocument) and isinstance(dropped, TokenDocument) and isinstance(kept, TokenDocument)
+    assert np.array_equal(plain.ids, dropped.ids) and not np.array_equal(plain.ids, kept.ids)
+    assert np.array_equal(plain.columns["weights"], dropped.columns["weights"])
+    alone = made({"messages": [said("system", "Be brief.")]}, CHAT | {"drop_system": True}, tokenizer)
+    assert alone == "field `messages` has a system message alone, which `drop_system` leaves out"
+    assert Reads.of(CHAT | {"drop_system": True}).beside != Reads.of(CHAT).beside  # the key of a token store
 
 
 def test_a_conversation_of_which_nothing_is_chosen(tokenizer: TextTokenizer):
