@@ -4,6 +4,7 @@ The collectives are read from the records that torch keeps of them.
 """
 
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -51,13 +52,31 @@ def answer_when_asked() -> int | None:
 def whereabouts() -> tuple[str, bool]:
     """Return the place of the main thread, as `torch/distributed/distributed_c10d.py:2990 all_reduce`, and True if a
     debugger has stopped it."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    with _ALONE, _without_collection():
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
     # The wrappers that measure waiting stand in for torch's functions: the place is in their caller.
     while frame is not None and frame.f_code.co_filename == waits.__file__:
         frame = frame.f_back
     if frame is None:
         return "", False
     return place_of(frame), _debugged(frame)
+
+
+# Some versions of CPython 3.11 and 3.12 may collect garbage while they hold the lock of the list of threads. A finalizer
+# that lets another thread run, which begins one or asks for frames, is a deadlock (python/cpython#106883).
+_ALONE: Final = threading.Lock()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage; to be used by one thread at a time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def place_of(frame: FrameType) -> str:

@@ -262,3 +262,26 @@ def test_the_place_of_the_main_thread_is_its_file_line_and_function():
     other.join()
     place, debugger = found[0]
     assert place.startswith("/") and place.endswith(" wait") and not debugger
+
+
+WATCHED = """
+import gc, threading, time
+from xtrain.runtime.observe.stacks import whereabouts
+def look():
+    for _ in range(40):
+        whereabouts()
+watching = threading.Thread(target=look)
+def collecting(phase, info):  # other threads run in the midst of a collection
+    if threading.current_thread() is watching:
+        time.sleep(0.001)
+gc.callbacks.append(collecting)
+gc.set_threshold(1)
+watching.start()
+while watching.is_alive():
+    threading.Thread(target=int).start()
+"""
+
+
+def test_looking_for_the_place_of_the_main_thread_waits_for_no_collection():
+    """A deadlock otherwise, in some versions of CPython: the look holds a lock that threads take when they begin."""
+    subprocess.run([sys.executable, "-c", WATCHED], check=True, timeout=60)
