@@ -62,8 +62,8 @@ def whereabouts() -> tuple[str, bool]:
     return place_of(frame), _debugged(frame)
 
 
-# Some versions of CPython 3.11 and 3.12 may collect garbage while they hold the lock of the list of threads. A finalizer
-# that lets another thread run, which begins one or asks for frames, is a deadlock (python/cpython#106883).
+# Some versions of CPython 3.11 and 3.12 may collect garbage while they hold the lock of the list of threads. If this
+# lets another thread run, which begins one or asks for frames, it is a deadlock (python/cpython#106883).
 _ALONE: Final = threading.Lock()
 
 
