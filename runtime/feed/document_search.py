@@ -74,14 +74,15 @@ class SearchedDataset:
 
 
 @lru_cache(maxsize=1 << 12)
-def _resolved(path: str) -> str:
-    return str(Path(path).resolve())
+def _resolved(path: str, folder: str) -> str:
+    return str(Path(folder, path).resolve())
 
 
 def place_of(origin: str) -> tuple[str, str]:
     """Split the origin of a record into its file, with links resolved, and its line; empty without one."""
     path, colon, line = origin.rpartition(":")
-    return (_resolved(path), line) if colon and line.isdecimal() else (_resolved(origin), "")
+    here = str(Path.cwd())  # commands on several runs enter the folder of each
+    return (_resolved(path, here), line) if colon and line.isdecimal() else (_resolved(origin, here), "")
 
 
 def of_records(datasets: Iterable[SearchedDataset], wanted: str) -> dict[str, list[int]]:

@@ -23,7 +23,7 @@ from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed import resemblance
 from xtrain.runtime.feed.cleaning import repeated_documents
 from xtrain.runtime.feed.dataset_view import data_nodes, tokenizer_of
-from xtrain.runtime.feed.document_search import SearchedDataset
+from xtrain.runtime.feed.document_search import SearchedDataset, place_of
 from xtrain.runtime.feed.prepared import PreparedDataset, counted_rows, prepared_from
 from xtrain.runtime.feed.records import BadRecordReport
 from xtrain.runtime.feed.resemblance import resembling_documents, shingles
@@ -163,6 +163,13 @@ def test_a_repeated_document_is_searched_as_the_one_that_stayed(
     found = RunData(Path("run")).named(["data.jsonl:31", "lines:12", "lines:1"])
     assert {name: documents.tolist() for name, documents in found.items()} == {"lines": [1, 2, 12, 30]}
     assert capsys.readouterr().err == "note: lines:30 repeats lines:2, which is searched as well\n"
+
+
+def test_places_of_records_follow_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert place_of("data.jsonl:3") == (str(tmp_path / name / "data.jsonl"), "3")
 
 
 def test_answers_with_other_labels_repeat_nothing(texts: list[str]):
