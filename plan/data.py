@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data import Dataset, is_template_text
@@ -20,7 +20,6 @@ from xtrain.dsl.schema.data_components import (
 from xtrain.dsl.schema.losses import Loss
 from xtrain.dsl.schema.setting import AUTO
 from xtrain.dsl.spec import Spec
-from xtrain.lazy_attrs import frozen
 from xtrain.plan.canonical import portable
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.plan import Node, Plan
@@ -214,8 +213,7 @@ def of_templates(dataset: Dataset) -> list[str]:
     return (["template_arguments"] if dataset.template_arguments else []) + (["lost"] if dataset.lost != "warn" else [])
 
 
-@frozen
-class Beside:
+class Beside(NamedTuple):
     """Setting that names a field read in addition to the text of a record. words: its description in a plan. records:
     kind of records that it applies to. needs: settings, one of which marks such records; empty: any records.
     numbers: losses read it."""

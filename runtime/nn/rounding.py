@@ -134,23 +134,15 @@ class RoundedMatrix(ScaledMatrix):
 
 
 @frozen(eq=False)
-class FloatMatrix(ScaledMatrix):
+class FloatMatrix(RoundedMatrix):
     """Products of a `Linear` with a matrix, and inputs if chosen, that are rounded to 4-bit floats."""
 
-    qat: Qat
-    shared: SharedScales
-
-    def forward(self, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
-        """Return y [T, N]."""
-        weight = self._weight(weight_NK)
-        return self._input(x_TK) @ weight.t()
+    masks_weights = masks_inputs = False  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
     def input_gradient(self, grad_TN: Tensor, weight_NK: Tensor, x_TK: Tensor) -> Tensor:
-        """Return the gradient of x [T, K]."""
         return grad_TN @ self._weight(weight_NK)
 
     def weight_gradient(self, grad_TN: Tensor, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
-        """Return the gradient of the weight [N, K]."""
         return grad_TN.t() @ self._input(x_TK)
 
     def _weight(self, weight_NK: Tensor) -> Tensor:

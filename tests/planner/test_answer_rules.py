@@ -157,3 +157,12 @@ def test_what_is_only_evaluated_is_no_reason(make_plan):
     plan = make_plan(dataset=f'dataset c {{ source = jsonl("a") }}\n{held}')
     assert plan.node("collate.pack").args["method"] == "sequential"
     assert "method" not in plan.node("setup.data.talks").args
+
+
+def test_a_plan_says_that_system_messages_are_left_out(make_plan):
+    talks = 'dataset c { source = jsonl("a"), messages = "m", template = "plain"'
+    kept, dropped = (make_plan(dataset=f"{talks}{more} }}") for more in ("", ", drop_system = true"))
+    assert "without system messages" in dropped.node("setup.data.c").does
+    assert "system" not in kept.node("setup.data.c").does and kept.config_id != dropped.config_id
+    (reason,) = resumable(kept, dropped).reasons
+    assert (reason.kind, reason.path, reason.certain) == ("incompatible", "dataset.c.drop_system", False)
