@@ -38,6 +38,7 @@ from related_tests import WORD, RelatedTests
 from rooms import ROOMS
 
 ROOT = Path(__file__).parents[1]
+DEFAULT = "not slow and not gpu and not matrix"
 PATIENCE = 60  # seconds for one test
 BATCHES = (3, 5, 8)  # files that are collected at once
 # Packages that tests load, and that load nothing of the product.
@@ -87,6 +88,7 @@ class Job(NamedTuple):
     deselected: list[str]
     weights: dict[str, float]
     until: float
+    marks: str
     path: str | None = None
     text: bytes = b""
 
@@ -115,7 +117,8 @@ class TestServer:
 
 class Tester:
     """Tries faults. Faults of functions are tried where all modules are loaded, by other code of these functions; other
-    faults, and those that survive, where no module of the product is."""
+    faults, and those that survive, where no module of the product is. What passes the default suite meets tests of the
+    long ones too."""
 
     def __init__(self, seconds: float, tests: list[str]) -> None:
         self.seconds, self.tests = seconds, tests
@@ -131,13 +134,15 @@ class Tester:
         other = planted.fault.planted(text)
         ranked = self.tests or self.related.of(planted.path, text, planted.fault.line)
         weights = self.related.weights(planted.path, text, planted.fault.line)
-        verdict = Verdict("survived")
-        for server in [self.warm, self.cold] if _differs_in_functions(text, other) else [self.cold]:
+        verdict, tried = Verdict("survived"), dict[str, None]()
+        first = self.warm if _differs_in_functions(text, other) else self.cold
+        for server, marks in ((first, DEFAULT), (self.cold, "not gpu")):
             until, left = time.monotonic() + self.seconds, ranked
             for batch in BATCHES:
                 chosen, left = left[:batch], left[batch:]
                 while verdict.word == "survived" and chosen and time.monotonic() < until:
-                    job = Job(chosen, sorted(self.broken), weights, until)
+                    tried |= dict.fromkeys(chosen)
+                    job = Job(chosen, sorted(self.broken), weights, until, marks)
                     path.write_bytes(other)
                     try:
                         swapped = {"path": planted.path, "text": other} if server is self.warm else {}
@@ -154,7 +159,7 @@ class Tester:
                     else:
                         self.broken |= set(again)
                         chosen = [test for test in chosen if test not in self.broken]
-        return verdict
+        return verdict if verdict.by else verdict._replace(by=f"not by {' '.join(tried)}")
 
 
 def _module(path: str) -> str:
@@ -258,9 +263,11 @@ def _in_child(job: Job, there: int) -> None:
     if job.path is not None:
         _swap(job.path, job.text)
     likeliest = Likeliest(job.weights, job.until)
-    options = ["-x", "-q", "-n0", f"--timeout={PATIENCE}", *(f"--deselect={test}" for test in job.deselected)]
+    options = ["-x", "-q", "-n0", "-m", job.marks, f"--timeout={PATIENCE}"]
+    options += [f"--deselect={test}" for test in job.deselected]
     code = pytest.main([*options, *job.tests], plugins=[likeliest])
-    os.write(there, json.dumps(likeliest.found or ("" if code == 0 else "(all)")).encode())
+    found = likeliest.found or ("" if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else "(all)")
+    os.write(there, json.dumps(found).encode())
     os.close(there)
     os._exit(0)
 
@@ -276,8 +283,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="time for the tests of a fault")
     parser.add_argument("--least", type=float, default=90.0, help="percent that are to be noticed")
     arguments = parser.parse_args()
-    if subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *ROOMS], cwd=ROOT).returncode:
-        parser.error("the product has changes that are not committed, and faults are planted in it")
     if arguments.at:
         path, _, line = arguments.at.rpartition(":")
         tried = [Planted(path, fault) for fault in faults((ROOT / path).read_bytes()) if fault.line == int(line)]
@@ -288,15 +293,18 @@ def main() -> int:
         for number, planted in numbered:
             print(_shown(number, planted, "drawn"))
         return 0
+    if subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *ROOMS], cwd=ROOT).returncode:
+        parser.error("the product has changes that are not committed, and faults are planted in it")
     for module in LOADED:
         with suppress(ImportError):
             importlib.import_module(module)
     tester = Tester(arguments.seconds, arguments.tests)
     found: Counter[str] = Counter()
     for number, planted in numbered:
+        began = time.monotonic()
         verdict = tester.verdict(planted)
         found[verdict.word] += 1
-        print(f"{_shown(number, planted, verdict.word)}\n  {verdict.by}", flush=True)
+        print(f"{_shown(number, planted, verdict.word)}\n  {verdict.by} ({time.monotonic() - began:.0f} s)", flush=True)
     rate = 100 * found["caught"] / max(1, found["caught"] + found["survived"])
     print(f"{rate:.0f} % noticed: {', '.join(f'{number} {word}' for word, number in sorted(found.items()))}")
     return int(rate < arguments.least)

@@ -39,6 +39,8 @@ SCHEDULES: Final = {
     "polynomial": "polynomial", "inverse_sqrt": "inverse_sqrt", "cosine_with_min_lr": "cosine",
     "warmup_stable_decay": "wsd",
 }  # fmt: skip
+# Decay of `warmup_stable_decay` → shape of `wsd`.
+SHAPES: Final = {"linear": "linear", "cosine": "cosine", "1-sqrt": "sqrt"}
 FROM_ZERO: Final = (
     "its step s has the learning rate that step s - 1 has here: the first step of a warm-up has the rate 0"
 )
@@ -141,7 +143,9 @@ def write_schedule(draft: Draft, key: str, default: str, warmup: str, warmup_key
     if name == "warmup_stable_decay" and f"{options}.num_decay_steps" in extra:
         steps = extra.pop(f"{options}.num_decay_steps")
         draft.set("scheduler.decay", None, f"{options}.num_decay_steps", text=f"{steps} steps")
-        draft.set("scheduler.shape", extra.pop(f"{options}.decay_type", "cosine"), f"{options}.decay_type")
+        if (shape := SHAPES.get(str(extra.get(f"{options}.decay_type", "cosine")))) is not None:
+            extra.pop(f"{options}.decay_type", None)
+            draft.set("scheduler.shape", None, f"{options}.decay_type", text=shape)
     for word in ("min_lr", "min_lr_rate", "min_lr_ratio"):
         if f"{options}.{word}" in extra and kind in ("cosine", "wsd", "linear", "polynomial"):
             draft.known("scheduler", f"{options}.{word}")

@@ -143,8 +143,10 @@ def test_the_plan_of_a_sweep_is_a_spec_of_its_own(spec, tmp_path):
 @pytest.mark.parametrize("kind", ["adamw", "schedule_free"])
 def test_groups_keep_the_ratio_of_rates(spec, kind):
     text = SPEC.replace("optimizer adamw", f"optimizer {kind}").replace("cosine", "constant")
-    (Path("groups.xtrain")).write_text(f'{text}group "layers.0" {{ optimizer sgd {{ lr = 0.04 }} }}')
+    text += 'workspace { lineage = "base" }\ngroup "layers.0" { optimizer sgd { lr = 0.04 } }'
+    Path("groups.xtrain").write_text(text)
     changed = swept(load_spec("groups.xtrain").require(), low=1e-5, high=2.0, steps=40)
+    assert changed.workspace.lineage == "base-find-lr"
     assert changed.groups["layers.0"].optimizer.lr == pytest.approx(80.0, rel=1e-12)
     compiled = compile_plan(changed, spec_text=resolved_text(changed))
     assert compiled.plan is not None, compiled.diagnostics.render()

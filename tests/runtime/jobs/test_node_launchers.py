@@ -19,6 +19,7 @@ from xtrain.runtime.base.hosts import NodePlace
 from xtrain.runtime.base.process import BEGAN
 from xtrain.runtime.jobs import machines as first_node
 from xtrain.runtime.jobs import machines as other_node
+from xtrain.runtime.jobs import replica_groups
 from xtrain.runtime.jobs.machines import FirstNode, RankProcess, RankStart, follow_first_node
 from xtrain.runtime.jobs.replica_groups import _Launcher
 
@@ -122,7 +123,8 @@ def code_of(process: int) -> int:
     return os.waitstatus_to_exitcode(found[-1])
 
 
-def test_ranks_run_elsewhere_and_their_ends_are_known(first, tmp_path):
+def test_ranks_run_elsewhere_and_their_ends_are_known(first, tmp_path, monkeypatch):
+    monkeypatch.setattr(first_node, "END", WAITS)
     with machine(first.place, tmp_path) as process:
         assert first.has(0) and not first.has(1)
         wait(lambda: there(first))
@@ -133,8 +135,9 @@ def test_ranks_run_elsewhere_and_their_ends_are_known(first, tmp_path):
             and first.gone_with(rank) is None
             and (tmp_path / "log" / "1" / "stdout.log").read_text() == "rank 7\n"
         )
+        began = time.monotonic()
         first.close(75)
-        assert code_of(process) == 75
+        assert code_of(process) == 75 and time.monotonic() - began < WAITS / 2
 
 
 def test_signals_reach_ranks_and_kills_end_them(first, tmp_path):
@@ -303,8 +306,8 @@ def test_one_that_comes_late_is_let_go(first, tmp_path):
         assert code_of(process) == 3
 
 
-def launcher_of_groups(folder: Path, machines: Any) -> _Launcher:
-    watch = SimpleNamespace(args={"stuck_seconds": None})
+def launcher_of_groups(folder: Path, machines: Any, stuck: float | None = None) -> _Launcher:
+    watch = SimpleNamespace(args={"stuck_seconds": stuck})
     plan = SimpleNamespace(node=lambda name: watch, mesh=SimpleNamespace(world_size=1))
     meeting = SimpleNamespace(keep_open=lambda: None)
     return _Launcher(*cast("Any", (plan, 1, folder, "", meeting, machines, 60.0, None)))
@@ -346,3 +349,17 @@ def test_a_signal_to_all_machines_counts_once(tmp_path, own_first):
             way()
             launcher._look()
     assert sent == [signal.SIGINT] * 2
+
+
+def test_a_rank_whose_heartbeat_stands_still_is_killed(tmp_path, monkeypatch):
+    """After more than 15 s without a new line, at a look that is a second after the last one."""
+    launcher, sent, killed = launcher_of_groups(tmp_path, SimpleNamespace(), stuck=15.0), [], []
+    running = SimpleNamespace(poll=lambda: None, send_signal=sent.append)
+    launcher._groups[0].processes = [cast("RankProcess", running)]
+    for seconds, born in ((100.0, 1.0), (115.0, 1.0), (116.0, 2.0), (131.0, 2.0), (131.9, 2.0), (132.0, 2.0)):
+        beat = SimpleNamespace(alive=1.0, born=born, marks=())
+        monkeypatch.setattr(replica_groups, "read_heartbeat", lambda path, beat=beat: beat)
+        monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: seconds)
+        launcher._look_for_frozen()
+        killed.append(list(sent))
+    assert killed == [[]] * 5 + [[signal.SIGKILL]]

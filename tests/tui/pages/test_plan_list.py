@@ -2,14 +2,16 @@
 
 import json
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
-import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_boards import small_plan
 from made_runs import plan_text
 
+from xtrain.runtime.loop.node_calls import topological
 from xtrain.tui.model.planned import PlannedNode, planned
 from xtrain.tui.pages.plan_rows import KINDS, ListSection, execution_order, lines, outline
 
@@ -33,11 +35,8 @@ def test_the_order_is_that_in_which_a_run_walks(pairs: set[tuple[int, int]], ran
     graph = {**plan.content["graph"], "edges": [{"before": a, "after": b, "data": ""} for a, b in edges]}
     found = planned({**plan.content, "graph": graph})
     assert found is not None
-    walked = nx.DiGraph()
-    walked.add_nodes_from(ids)
-    walked.add_edges_from(edges)
-    expected = list(nx.lexicographical_topological_sort(walked, key=ids.index))  # as runtime/loop/node_calls.py
-    assert [node.id for node in execution_order(found)] == expected
+    walked: Any = SimpleNamespace(nodes=found.nodes, edges=[SimpleNamespace(before=a, after=b) for a, b in edges])
+    assert execution_order(found) == topological(walked)
 
 
 def test_edges_come_before_the_order_of_the_plan() -> None:
