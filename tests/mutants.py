@@ -143,23 +143,32 @@ class Tester:
                 while verdict.word == "survived" and chosen and time.monotonic() < until:
                     tried |= dict.fromkeys(chosen)
                     job = Job(chosen, sorted(self.broken), weights, until, marks)
-                    path.write_bytes(other)
-                    try:
-                        swapped = {"path": planted.path, "text": other} if server is self.warm else {}
-                        failed = server.first_failure(job._replace(**swapped))
-                    finally:
-                        path.write_bytes(text)
+                    failed = self._first_failure(server, job, path, other)
                     if not failed:
                         verdict = Verdict("out of time", " ".join(chosen)) if failed is None else verdict
                         break
                     again = [failed] if "::" in failed else chosen
-                    if failed in self.sound or not server.first_failure(job._replace(tests=again, until=math.inf)):
+                    alone = job._replace(tests=again, until=math.inf)
+                    # What fails by chance, or with others alone, has noticed nothing.
+                    fails = self._first_failure(server, alone, path, other)
+                    if fails and (failed in self.sound or not server.first_failure(alone)):
                         self.sound.add(failed)
                         verdict = Verdict("caught", failed)
                     else:
                         self.broken |= set(again)
                         chosen = [test for test in chosen if test not in self.broken]
         return verdict if verdict.by else verdict._replace(by=f"not by {' '.join(tried)}")
+
+    def _first_failure(self, server: TestServer, job: Job, path: Path, other: bytes) -> str | None:
+        """Return the first test that fails with a fault; the file is as before afterwards."""
+        text = path.read_bytes()
+        path.write_bytes(other)
+        try:
+            if server is self.warm:
+                job = job._replace(path=path.relative_to(ROOT).as_posix(), text=other)
+            return server.first_failure(job)
+        finally:
+            path.write_bytes(text)
 
 
 def _module(path: str) -> str:

@@ -143,7 +143,7 @@ UNREAD = [
     ("cross_entropy { weighted = true }", TALKS, {}, ""),
     ("cross_entropy", ANSWERS + ', label = "ok"', {"label": "label"}, "choose a loss that reads it: kto"),
     ("cross_entropy", ANSWERS + ', values = { margin: "m" }', {"values.margin": "margin"}, "remove it"),
-    ("bradley_terry", PAIRS + ', values = { margin: "m" }', {"values.margin": "margin"}, "bradley_terry { margin = true }"),
+    ("bradley_terry", PAIRS + ', values = { margin: "m" }', {"values.margin": "margin"}, "{ margin = true }"),
     ("simpo", PAIRS + ', columns = { ref_logprobs: "r" }', {"columns.ref_logprobs": "ref_logprobs"}, "dpo"),
     ("dpo { reference = precomputed }", PAIRS + ', columns = { ref_logprobs: "r" }', {}, ""),
     ("ppo", SAMPLED.replace(' }', ', ref_logprobs: "r" }'), {"columns.ref_logprobs": "ref_logprobs"}, "kl = k3"),
