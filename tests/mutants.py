@@ -6,8 +6,8 @@
     python tests/mutants.py --at runtime/loop/step.py:70  # every fault of a line
 
 Of each fault the test files run that share most with its line (support/related_tests.py), until one fails or
-`--seconds` are over; a fault that all of them pass survives. Needs a clean checkout of its own, which is changed while
-a fault is tried. Exit status 1 if fewer than `--least` percent are noticed.
+`--seconds` of processor time are over; a fault that all of them pass survives. Needs a clean checkout of its own, which
+is changed while a fault is tried. Exit status 1 if fewer than `--least` percent are noticed.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import gc
 import importlib
 import inspect
 import json
-import math
 import os
 import random
 import signal
@@ -39,7 +38,8 @@ from rooms import ROOMS
 
 ROOT = Path(__file__).parents[1]
 DEFAULT = "not slow and not gpu and not matrix"
-PATIENCE = 60  # seconds for one test
+PATIENCE = 120  # seconds for one test
+WAITS = 4  # seconds on the clock for each of processor time
 BATCHES = (3, 5, 8)  # files that are collected at once
 # Packages that tests load, and that load nothing of the product.
 LOADED = (
@@ -82,15 +82,23 @@ def _lines(path: str) -> list[int]:
 
 
 class Job(NamedTuple):
-    """Tests to run until `until`. path, text: product file of which functions have other code now."""
+    """Tests to run. seconds: of processor time, after which none begins. path, text: product file of which functions
+    have other code now."""
 
     tests: list[str]
     deselected: list[str]
     weights: dict[str, float]
-    until: float
+    seconds: float
     marks: str
     path: str | None = None
     text: bytes = b""
+
+
+class Outcome(NamedTuple):
+    """failed: the first test that fails, "" if none does, None if one does not end. seconds: processor time."""
+
+    failed: str | None
+    seconds: float
 
 
 class TestServer:
@@ -105,12 +113,11 @@ class TestServer:
                 importlib.import_module(module)
         while True:
             try:
-                other.send(_first_failure(other.recv()))
+                other.send(_outcome(other.recv()))
             except EOFError:
                 os._exit(0)
 
-    def first_failure(self, job: Job) -> str | None:
-        """Return the first test that fails, "" if none does before `until`, None if one does not end."""
+    def outcome(self, job: Job) -> Outcome:
         self._pipe.send(job)
         return self._pipe.recv()
 
@@ -137,21 +144,22 @@ class Tester:
         verdict, tried = Verdict("survived"), dict[str, None]()
         first = self.warm if _differs_in_functions(text, other) else self.cold
         for server, marks in ((first, DEFAULT), (self.cold, "not gpu")):
-            until, left = time.monotonic() + self.seconds, ranked
+            seconds, left = self.seconds, ranked
             for batch in BATCHES:
                 chosen, left = left[:batch], left[batch:]
-                while verdict.word == "survived" and chosen and time.monotonic() < until:
+                while verdict.word == "survived" and chosen and seconds > 0:
                     tried |= dict.fromkeys(chosen)
-                    job = Job(chosen, sorted(self.broken), weights, until, marks)
-                    failed = self._first_failure(server, job, path, other)
+                    job = Job(chosen, sorted(self.broken), weights, seconds, marks)
+                    failed, used = self._outcome(server, job, path, other)
+                    seconds -= used
                     if not failed:
                         verdict = Verdict("out of time", " ".join(chosen)) if failed is None else verdict
                         break
                     again = [failed] if "::" in failed else chosen
-                    alone = job._replace(tests=again, until=math.inf)
+                    alone = job._replace(tests=again, seconds=PATIENCE)
                     # What fails by chance, or with others alone, has noticed nothing.
-                    fails = self._first_failure(server, alone, path, other)
-                    if fails and (failed in self.sound or not server.first_failure(alone)):
+                    fails = self._outcome(server, alone, path, other).failed
+                    if fails and (failed in self.sound or not server.outcome(alone).failed):
                         self.sound.add(failed)
                         verdict = Verdict("caught", failed)
                     else:
@@ -159,14 +167,14 @@ class Tester:
                         chosen = [test for test in chosen if test not in self.broken]
         return verdict if verdict.by else verdict._replace(by=f"not by {' '.join(tried)}")
 
-    def _first_failure(self, server: TestServer, job: Job, path: Path, other: bytes) -> str | None:
-        """Return the first test that fails with a fault; the file is as before afterwards."""
+    def _outcome(self, server: TestServer, job: Job, path: Path, other: bytes) -> Outcome:
+        """Run tests with a fault; the file is as before afterwards."""
         text = path.read_bytes()
         path.write_bytes(other)
         try:
             if server is self.warm:
                 job = job._replace(path=path.relative_to(ROOT).as_posix(), text=other)
-            return server.first_failure(job)
+            return server.outcome(job)
         finally:
             path.write_bytes(text)
 
@@ -213,34 +221,39 @@ def _swap(path: str, text: bytes) -> None:
             function.__code__ = same[place]
 
 
-def _first_failure(job: Job) -> str | None:
+def _outcome(job: Job) -> Outcome:
     here, there = os.pipe()
     child = os.fork()
     if not child:
         _in_child(job, there)
     os.close(there)
-    limit = min(job.until, time.monotonic() + PATIENCE) + 2 * PATIENCE
+    limit = time.monotonic() + WAITS * job.seconds + PATIENCE
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > limit:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
             os.close(here)
-            return None
+            return Outcome(None, job.seconds)
         time.sleep(0.05)
     with os.fdopen(here) as answer:
         said = answer.read()
     # A process that a fault has ended says nothing.
-    return json.loads(said) if said else "(all)"
+    return Outcome(*json.loads(said)) if said else Outcome("(all)", job.seconds)
+
+
+def _spent() -> float:
+    """Return the processor time of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
 
 
 class Likeliest:
     """Plugin of pytest: of each file the tests first that share most with the fault, for a part of the time."""
 
-    def __init__(self, weights: dict[str, float], until: float) -> None:
-        self.weights, self.until = weights, until
+    def __init__(self, weights: dict[str, float], seconds: float) -> None:
+        self.weights, self.seconds = weights, seconds
         self.found = ""
         self.took: dict[Path, float] = defaultdict(float)  # by file
-        self.each = (until - time.monotonic()) * OF_A_FILE
+        self.began = _spent()
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         place = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
@@ -251,12 +264,12 @@ class Likeliest:
         return sum(self.weights.get(word, 0.0) for word in set(WORD.findall(text)))
 
     def pytest_runtest_protocol(self, item: Any) -> bool | None:
-        self.began = time.monotonic()
-        return True if self.began > self.until or self.took[item.path] > self.each else None
+        self.began = _spent()
+        return True if self.began > self.seconds or self.took[item.path] > self.seconds * OF_A_FILE else None
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self.took[ROOT / report.nodeid.partition("::")[0]] += time.monotonic() - self.began
-        self.began = time.monotonic()
+        self.took[ROOT / report.nodeid.partition("::")[0]] += _spent() - self.began
+        self.began = _spent()
         if report.failed:
             self.found = self.found or report.nodeid.partition("[")[0]
 
@@ -271,12 +284,12 @@ def _in_child(job: Job, there: int) -> None:
         os.dup2(quiet, stream)
     if job.path is not None:
         _swap(job.path, job.text)
-    likeliest = Likeliest(job.weights, job.until)
+    likeliest = Likeliest(job.weights, job.seconds)
     options = ["-x", "-q", "-n0", "-m", job.marks, f"--timeout={PATIENCE}"]
     options += [f"--deselect={test}" for test in job.deselected]
     code = pytest.main([*options, *job.tests], plugins=[likeliest])
     found = likeliest.found or ("" if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else "(all)")
-    os.write(there, json.dumps(found).encode())
+    os.write(there, json.dumps([found, _spent()]).encode())
     os.close(there)
     os._exit(0)
 
@@ -289,7 +302,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show the faults and run nothing")
     parser.add_argument("--only", metavar="N", type=int, nargs="+", help="these of the drawn faults, by their number")
     parser.add_argument("--tests", metavar="TEST", nargs="+", default=[], help="tests to run instead of related ones")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time for the tests of a fault")
+    parser.add_argument("--seconds", type=float, default=60.0, help="processor time for the tests of a fault")
     parser.add_argument("--least", type=float, default=90.0, help="percent that are to be noticed")
     arguments = parser.parse_args()
     if arguments.at:
