@@ -231,6 +231,7 @@ def live(run, monkeypatch):
         while not over.wait(0.01):
             run.inbox.look()
             while (order := run.inbox.take()) is not None:
+                run.inbox.report("of another process", "save", "done", "")
                 run.inbox.report(order.id, order.command.name, "done", "it was")
 
     thread = threading.Thread(target=answer)
