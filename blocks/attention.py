@@ -3,7 +3,7 @@
 Rows may be spread over ranks by context parallelism.
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
@@ -305,8 +305,14 @@ def _whole_rows(layer: AttentionLayer, on: "Tracer", parts: Sequence[TracedTenso
     return ops.op(out, makes=size, keeps=(out,), extra=shares, scratch=(0, size), **sinks)
 
 
-def trace_selected(on: "Tracer", parts: Sequence[TracedTensor], chosen: TracedTensor) -> TracedTensor:
-    """Record attention under a mask of the keys that each query sees, one for all heads."""
+def trace_selected(
+    on: "Tracer",
+    parts: Sequence[TracedTensor],
+    chosen: TracedTensor,
+    after: Callable[[TracedTensor], TracedTensor] | None = None,
+) -> TracedTensor:
+    """Record attention under a mask of the keys that each query sees, one for all heads. after: records what follows
+    while a rank has all positions of its heads."""
     local, spread = on.local, on.axes.ulysses > 1
     parts = (_to_heads(on, *parts),) if spread else parts
     out = on.ops.op(
@@ -323,6 +329,8 @@ def trace_selected(on: "Tracer", parts: Sequence[TracedTensor], chosen: TracedTe
         attends=True,
         apart=True,
     )
+    on.ops.ops[-1].receivers = tuple(parts)
+    out = out if after is None else after(out)
     return _to_positions(on, out) if spread else out
 
 
@@ -368,10 +376,11 @@ def _to_heads(on: "Tracer", *parts: TracedTensor) -> TracedTensor:
 
 
 def _to_positions(on: "Tracer", out: TracedTensor) -> TracedTensor:
-    ops, call = on.ops, CollectiveCall("ulysses", "all_to_all", CP, out.size)
-    sent = ops.op(out, makes=out.size)
-    received = ops.op(sent, makes=out.size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
-    return ops.op(received, makes=out.size)
+    ops, size = on.ops, out.gradient  # of a view too
+    call = CollectiveCall("ulysses", "all_to_all", CP, size)
+    sent = ops.op(out, makes=size)
+    received = ops.op(sent, makes=size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
+    return ops.op(received, makes=size)
 
 
 def _blockwise(layer: AttentionLayer, on: "Tracer", parts: Sequence[TracedTensor]) -> TracedTensor:

@@ -161,7 +161,8 @@ class Layer(BlockPiece):
     keeps instead of tensors of earlier positions. window: for an attention layer, the number of positions of its
     document that a query sees; None: all earlier ones. gives: name of values that it gives to layers of later blocks.
     takes: name of the values that it takes, of the nearest earlier block that gives them. embeds: it takes the ids of
-    tokens. whole_rows: it needs scores of all positions of a row at once, which no rank of a ring has.
+    tokens. whole_rows: it needs scores of all positions of a row at once, which no rank of a ring has. index_loss:
+    weight of the loss of its indexer; 0: none.
     """
 
     composable: ClassVar[bool] = False
@@ -175,6 +176,7 @@ class Layer(BlockPiece):
     takes: ClassVar[str] = ""
     embeds: ClassVar[bool] = False
     whole_rows: ClassVar[bool] = False
+    index_loss: ClassVar[float] = 0.0
 
     name: str
 

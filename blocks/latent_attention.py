@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from xtrain.blocks.attention import AttentionLayer, trace_kernel, trace_selected
+from xtrain.blocks.attention import AttentionLayer, trace_kernel
 from xtrain.blocks.block import Layer, norm_weight, not_above_zero, row_bias
 from xtrain.blocks.op_trace import TracedTensor
 from xtrain.lazy_attrs import frozen
@@ -130,10 +130,7 @@ class LatentAttentionLayer(Layer):
         k = ops.op(keys, shared_key, makes=wide, scratch=(7 * turned // 2, 3 * turned), named=(expanded,))
         if self.value_dim < local.head_dim:
             v = ops.op(v, makes=wide)
-        if chosen is None:
-            out = trace_kernel(AttentionLayer(self.name), on, (q, k, v))
-        else:
-            out = trace_selected(on, (q, k, v), chosen)
+        out = self._attend(on, (q, k, v), chosen)
         if self.value_dim < local.head_dim:
             out = ops.op(out, makes=number * self.value_dim)
         return on.row_parallel_linear(out, f"{self.name}.o_proj", local.tokens)
@@ -149,7 +146,11 @@ class LatentAttentionLayer(Layer):
         latent = on.column_parallel_input(latent, self.q_rank)
         return on.linear(latent, f"{self.name}.q_b_proj", local.tokens), latent
 
-    def _chosen(self, on: "Tracer", x: TracedTensor, narrow: TracedTensor) -> TracedTensor | None:
-        """Record the choice of the positions that each query sees; None: all earlier ones. narrow: what queries are
-        projected from."""
-        return None
+    def _chosen(self, on: "Tracer", x: TracedTensor, narrow: TracedTensor) -> tuple[TracedTensor, ...]:
+        """Record the choice of the positions that each query sees, and return it with the values that it follows from;
+        (): all earlier ones. narrow: what queries are projected from."""
+        return ()
+
+    def _attend(self, on: "Tracer", parts: tuple[TracedTensor, ...], chosen: tuple[TracedTensor, ...]) -> TracedTensor:
+        """Record attention. parts: queries, keys and values. chosen: of `_chosen`."""
+        return trace_kernel(AttentionLayer(self.name), on, parts)

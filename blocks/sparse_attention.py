@@ -6,15 +6,15 @@ of the index heads come from the narrow vector of the attention's queries, keys 
 stream.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING
 
-from xtrain.blocks.attention import TILE
+from xtrain.blocks.attention import TILE, trace_selected
 from xtrain.blocks.block import later
 from xtrain.blocks.latent_attention import LatentAttentionLayer
-from xtrain.blocks.op_trace import ATTENTION, CP, CollectiveCall, TracedTensor
+from xtrain.blocks.op_trace import ATTENTION, CP, INDEX, TP, CollectiveCall, TracedOp, TracedTensor
 from xtrain.lazy_attrs import frozen
-from xtrain.plan.architecture import Architecture, BlockParameter
+from xtrain.plan.architecture import INDEXER, Architecture, BlockParameter
 
 if TYPE_CHECKING:
     from xtrain.blocks.tracer import Tracer
@@ -26,8 +26,9 @@ class SparseLatentAttentionLayer(LatentAttentionLayer):
     scores of the indexer; of equal scores, earlier positions first.
 
     index_heads, index_dim: number and width of index heads, the first `rope_dim` numbers of which are rotated.
-    index_interleaved: rotary positions turn adjacent numbers there. The indexer has no gradient: a choice has none, and
-    no loss trains it. Rows of at most `chosen` positions are computed without it.
+    index_interleaved: rotary positions turn adjacent numbers there. index_loss: weight of the indexer's loss, the
+    divergence of its scores from the attention; the indexer learns from it alone, and has no gradient without it: a
+    choice has none. Rows of at most `chosen` positions are then computed without it.
 
     gives, takes: name of the chosen positions, as in `Layer`. A layer that takes them has no indexer.
     """
@@ -38,6 +39,7 @@ class SparseLatentAttentionLayer(LatentAttentionLayer):
     index_dim: int
     chosen: int
     index_interleaved: bool = later(False)
+    index_loss: float = later(0.0)  # pyright: ignore[reportIncompatibleVariableOverride]
     gives: str = later("")  # pyright: ignore[reportIncompatibleVariableOverride]
     takes: str = later("")  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -73,48 +75,108 @@ class SparseLatentAttentionLayer(LatentAttentionLayer):
     def _of_indexer(self, name: str, *shape: int) -> BlockParameter:
         initial = "normal" if len(shape) > 1 else "ones" if name.endswith("weight") else "zeros"
         return BlockParameter(
-            name=f"{self.name}.indexer.{name}",
+            name=f"{self.name}{INDEXER}{name}",
             shape=shape,
             decays=len(shape) > 1,
             initial=initial,
             linear=False,
-            trained=False,
+            partial="by_position" if self.index_loss else "never",
+            trained=self.index_loss > 0,
         )
 
     def words(self, arch: Architecture) -> tuple[str, ...]:
-        source = "of an earlier block" if self.takes else f"by {self.index_heads} index heads"
+        learned = f", which learns with weight {self.index_loss:g}" if self.index_loss else ""
+        source = "of an earlier block" if self.takes else f"by {self.index_heads} index heads{learned}"
         further = ("chosen for later blocks",) if self.gives else ()
         return (*super().words(arch), f"{self.chosen:,} positions chosen {source}", *further)
 
     def pair_flops(self, arch: Architecture) -> int:
-        # Of both, forward and backward are counted as three forwards, and the indexer has no backward.
-        scores = 0 if self.takes else 2 * self.index_heads * self.index_dim
-        return super().pair_flops(arch) + scores // 3
+        # Of both, forward and backward are counted as three forwards, and a choice has no backward. A loss takes scores
+        # again, scores of attention too, and two further products for its gradients.
+        scores, heads = 2 * self.index_heads * self.index_dim, 2 * arch.heads * arch.head_dim
+        further = 0 if self.takes else scores + (3 * scores + heads if self.index_loss else 0)
+        return super().pair_flops(arch) + further // 3
 
     def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str], exact: int = 1) -> int:
         keys = 0 if self.takes else self.index_dim * positions
         return super().cached(arch, tp, positions, plain, exact) + keys
 
-    def _chosen(self, on: "Tracer", x: TracedTensor, narrow: TracedTensor) -> TracedTensor | None:
-        local = on.local
-        if local.sequence <= self.chosen:
-            return None
+    def _chosen(self, on: "Tracer", x: TracedTensor, narrow: TracedTensor) -> tuple[TracedTensor, ...]:
+        local, ops = on.local, on.ops
+        if local.sequence <= self.chosen and not self.index_loss:
+            return ()
         seen = local.rows * local.sequence**2
         if self.takes:
             kinds = on.resolved.architecture.kinds
             takes = (len(each.layers) for each in kinds if any(it.takes == self.takes for it in each.block.layers()))
-            return on.ops.take(self.takes, seen, blocks=sum(takes))[0]
-        first = len(on.ops.ops)
-        with on.ops.scope():
-            q, k, weights = self._indexed(on, on.ops.detached(x), on.ops.detached(narrow))
-            for op in on.ops.ops[first:]:
+            return ops.take(self.takes, seen, blocks=sum(takes))
+        first = len(ops.ops)
+        with ops.scope():
+            inputs = (ops.detached(x), ops.detached(narrow))
+            indexed = self._indexed(on, *inputs)
+            for op in ops.ops[first:]:
                 op.saved, op.results = "", ()
-            chosen = self._scored(on, q, k, weights)
-        for op in on.ops.ops[first:]:
+                op.receivers = tuple(each for each in op.receivers if each not in inputs)
+            scored = len(ops.ops)
+            chosen = self._scored(on, *indexed)
+            for op in ops.ops[scored:]:
+                op.runs_back, op.receivers = False, ()
+        for op in ops.ops[first:]:
             op.apart = True
         if self.gives:
-            on.ops.give(self.gives, chosen)
-        return chosen
+            ops.give(self.gives, chosen)
+        return chosen, *indexed
+
+    def _attend(self, on: "Tracer", parts: tuple[TracedTensor, ...], chosen: tuple[TracedTensor, ...]) -> TracedTensor:
+        if not chosen:
+            return super()._attend(on, parts, chosen)
+        mask, *indexed = chosen
+        trained = any(INDEXER in name for name in on.shapes.keys() - on.frozen)
+        learns = self.index_loss and indexed and trained
+        return trace_selected(on, parts, mask, (lambda out: self._learned(on, out, indexed)) if learns else None)
+
+    def _learned(self, on: "Tracer", out: TracedTensor, indexed: Sequence[TracedTensor]) -> TracedTensor:
+        """Record the loss of the indexer, which keeps its gradients alone, and return `out` with the loss attached."""
+        ops, local, heads, spread = on.ops, on.local, self.index_heads, on.axes.ulysses
+        blocks = self._tiles(on)
+        most = local.rows * max(queries * keys for queries, keys in blocks)
+        pairs = local.rows * sum(queries * keys for queries, keys in blocks)
+        calls: list[CollectiveCall] = []
+        if spread > 1:
+            calls.append(CollectiveCall("ulysses", "all_reduce", CP, local.rows * INDEX))
+        for queries, keys in blocks:
+            size = local.rows * queries * keys * local.exact
+            if spread > 1:
+                calls.append(CollectiveCall("ulysses", "reduce_scatter", CP, size * spread))
+            if on.axes.tensor:
+                calls.append(CollectiveCall("tp", "all_reduce", TP, size))
+        gradients = [
+            local.tokens * heads * self.index_dim,
+            local.tokens * spread * self.index_dim,
+            local.tokens * heads,
+        ]
+        attention = local.heads * most * local.exact
+        loss = ops.op(
+            *indexed,
+            makes=local.exact,
+            extra=[each * local.exact for each in gradients],
+            scratch=(max(2 * attention, 3 * heads * most * local.exact) + 4 * most * local.exact, 0),
+            saved=ATTENTION,
+            flops=pairs * (2 * local.heads * local.head_dim + 6 * heads * self.index_dim),
+            calls=calls,
+            attends=True,
+            apart=True,
+        )
+        view = TracedTensor(0, out.gradient, out)
+        ops.ops.append(TracedOp(inputs=(out, loss), outputs=(view,), fresh=False))
+        return view
+
+    def _tiles(self, on: "Tracer") -> list[tuple[int, int]]:
+        """Return the numbers of queries, and of the keys that they are multiplied with, of each tile."""
+        length, spread = on.local.sequence, on.axes.ulysses
+        own = length // spread
+        firsts = range(0, own, TILE)
+        return [(min(TILE, own - first), length if spread > 1 else min(first + TILE, own)) for first in firsts]
 
     def _indexed(self, on: "Tracer", x: TracedTensor, narrow: TracedTensor) -> tuple[TracedTensor, ...]:
         """Record queries, keys and weights of index heads."""
@@ -123,10 +185,11 @@ class SparseLatentAttentionLayer(LatentAttentionLayer):
         keys = on.linear(x, f"{name}.wk", local.between)
         norm = tuple(f"{name}.k_norm.{part}" for part in ("weight", "bias"))
         keys = ops.op(keys, makes=keys.size, extra=(2 * local.between * local.exact,), parameters=norm,
-            weights=on.bytes_of(*norm))  # fmt: skip
+            weights=on.bytes_of(*norm), keeps=(keys,) if self.index_loss else ())  # fmt: skip
         weights = on.linear(x, f"{name}.weights_proj", local.between)
         joined = ops.op(keys, weights, makes=keys.size + weights.size)
-        joined = on.column_parallel_input(joined, self.index_dim + heads)
+        if on.axes.sequence:
+            joined = on.column_parallel_input(joined, self.index_dim + heads)
         k, weights = ops.split(joined, each * self.index_dim, each * heads)
         k = ops.op(k, makes=each * self.index_dim)
         q = on.linear(narrow, f"{name}.wq_b", local.tokens)
@@ -134,15 +197,14 @@ class SparseLatentAttentionLayer(LatentAttentionLayer):
         q = ops.op(q, makes=q.size, scratch=(7 * turned // 2, 0))
         if on.axes.ulysses > 1:
             size = k.size * on.axes.ulysses
-            k = ops.op(k, makes=size, calls=(CollectiveCall("ulysses", "all_gather", CP, size),))
+            back = CollectiveCall("ulysses", "reduce_scatter", CP, size)
+            k = ops.op(k, makes=size, calls=(CollectiveCall("ulysses", "all_gather", CP, size),), back_calls=(back,))
         return q, k, weights
 
     def _scored(self, on: "Tracer", q: TracedTensor, k: TracedTensor, weights: TracedTensor) -> TracedTensor:
         """Record the scores of some queries at a time, and the choice of the highest."""
         ops, local, heads, spread = on.ops, on.local, self.index_heads, on.axes.ulysses
-        own, length = local.sequence // spread, local.sequence
-        firsts = range(0, own, TILE)
-        blocks = [(min(TILE, own - first), length if spread > 1 else min(first + TILE, own)) for first in firsts]
+        blocks, length = self._tiles(on), local.sequence
         most = local.rows * max(queries * keys for queries, keys in blocks)
         pairs = local.rows * sum(queries * keys for queries, keys in blocks)
         numbers = local.tokens * (heads + spread) * self.index_dim

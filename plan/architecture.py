@@ -20,6 +20,7 @@ from xtrain.lazy_attrs import frozen
 
 EMBEDDING: Final = "embed_tokens"
 HEAD: Final = "lm_head"
+INDEXER: Final = ".indexer."  # in names of the parameters of indexers
 SCORE: Final = "score"
 # Reason why a model with a reward head generates no text, and the remedy.
 NO_TEXTS: Final = ("the model gives rewards instead of token probabilities", "remove it, or choose a loss of tokens")
@@ -162,6 +163,14 @@ class Architecture:
         return _kinds(self._family, self)
 
     @property
+    def learning_indexers(self) -> int:
+        """Number of blocks whose indexer learns from a loss of its own."""
+        kinds = (
+            each for each in self.kinds if any(layer.index_loss and not layer.takes for layer in each.block.layers())
+        )
+        return sum(len(each.layers) for each in kinds)
+
+    @property
     def ends(self) -> ModelEnds:
         """Modules of the family before and after the blocks. Raises KeyError if the family is not registered."""
         return self._family.ends(self)
@@ -259,6 +268,7 @@ class BlockLayer(Protocol):
     gives: ClassVar[str]
     takes: ClassVar[str]
     whole_rows: ClassVar[bool]
+    index_loss: ClassVar[float]
 
     @property
     def name(self) -> str: ...

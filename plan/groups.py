@@ -165,6 +165,8 @@ def _beside(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
         if arch.is_moe and value > 0:
             message = "router losses cover the rows of all tasks, and routers are not trained"
             yield f"model.router.{name}", message, f"use {name} 0"
+    if arch.learning_indexers:
+        yield "model.index_loss", "the loss of indexers covers the rows of all tasks", "use index_loss 0"
 
 
 OP: Final = "setup.group"

@@ -17,6 +17,7 @@ from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import (
     EMBEDDING,
     HEAD,
+    INDEXER,
     SCORE,
     Architecture,
     BlockParameter,
@@ -29,7 +30,7 @@ from xtrain.plan.architecture import (
 )
 from xtrain.plan.estimates import Parameters, Work
 from xtrain.plan.findings import Findings
-from xtrain.text.units import BYTES
+from xtrain.text.units import BYTES, plural
 
 
 def count_parameters(
@@ -290,6 +291,21 @@ def _idle_names(arch: Architecture) -> frozenset[str]:
         for layer in kind["layers"]
     )
     return frozenset((*of_layers, *(each["name"] for each in code["ends"] if each.get("idle"))))
+
+
+def check_indexers(spec: Spec, arch: Architecture, found: Findings) -> None:
+    """Check that a loss of indexers has indexers to train."""
+    if not arch.learning_indexers:
+        return
+    names = {tensor.name for tensor in parameters(arch) if INDEXER in tensor.name}
+    if names <= frozen_names(arch, spec.model.frozen):
+        message = "every indexer is frozen, so its loss changes nothing"
+        hint = "leave indexers out of `frozen`, or use index_loss 0"
+        if arch.adapter is not None:
+            hint = 'use index_loss 0, or write `train = ["layers.*.self_attn.indexer"]` in the adapter'
+        found.fail("model.indexers", "X434", "model.index_loss", message, hint)
+    else:
+        found.passed("model.indexers", f"{plural(arch.learning_indexers, 'indexer')} learn from their own loss")
 
 
 def check_frozen(spec: Spec, arch: Architecture, found: Findings) -> None:

@@ -157,6 +157,12 @@ FREE_NAMES: Final = {
         "with experts",
         "shares",
     ),
+    "indexer/loss": doc(
+        "loss of the indexers of sparse attention before its weight, mean over rows, blocks with a learning indexer "
+        "and the steps since the last record; 0 where an indexer gives the distribution of attention; only with "
+        "`index_loss`",
+        "nats a position",
+    ),
     "step/NAME/KEY": doc("value that your own step function returned under KEY, on the first rank"),
     "hook/NAME/KEY": doc("value that your own hook NAME returned under KEY in this step, on the first rank"),
 }

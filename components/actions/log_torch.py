@@ -14,7 +14,7 @@ from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.loop.alerts import AlertMonitor
-from xtrain.runtime.loop.metrics import RouterMetrics, Window
+from xtrain.runtime.loop.metrics import IndexerMetrics, RouterMetrics, Window
 from xtrain.runtime.nn.batch import Step
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.observe.heartbeat import WAITS
@@ -36,7 +36,7 @@ def log(
     """Write the record of the step: loss, gradient norm and learning rate. Times are those of the slowest rank; times
     and the per-dataset losses of a mixture are averaged over the steps since the last record. Skipped steps and the
     first step after a start have no times; a record of only such steps has no rates."""
-    routers = RouterMetrics.of(plan, model, rank)
+    routers, indexers = RouterMetrics.of(plan, model, rank), IndexerMetrics.of(plan, model, rank)
     memory_now, gauges = MemoryNow(rank.device), DeviceGauges(rank.device)
     planned_bytes = alerts.planned_bytes if alerts is not None else None
     rows_before = feed.rows_taken(progress.step)
@@ -69,7 +69,7 @@ def log(
         taken = feed.rows_taken(progress.step)
         rows = {f"rows/{name}": count for name, count in taken.items()}
         norms = {f"grad_norm/{name}": norm for name, norm in step.task_norms.items()} if learned else {}
-        routed = routers.take(window.rows) if window.steps else {}
+        routed = routers.take(window.rows) | indexers.take(window.rows) if window.steps else {}
         metrics = StepMetrics(
             step=progress.step,
             time=now,

@@ -16,7 +16,7 @@ from xtrain.runtime.loop.commands import UnderWay
 from xtrain.runtime.loop.metrics import Window
 from xtrain.runtime.loop.step import bad_steps_text
 from xtrain.runtime.nn.batch import NonFinite, Step, StepCall
-from xtrain.runtime.nn.router import RouterLosses
+from xtrain.runtime.nn.router import LayerLosses
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.observe.records import Records
 from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder
@@ -64,7 +64,7 @@ def roll_back(
         saver.state.restore(entry, collective)
         saver.saved_step, saver.put_off = entry.step, ""
         for module in model.modules():
-            if isinstance(module, RouterLosses):
+            if isinstance(module, LayerLosses):
                 module.reset_counts()
         window.clear()
         records.pending = None

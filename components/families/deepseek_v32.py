@@ -12,7 +12,7 @@ from xtrain.contracts.models import dense_then_experts
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES
 from xtrain.dsl.schema.model_config import PARTIAL, Config, ConfigKey, ModelConfig, Only
-from xtrain.dsl.schema.setting import at_least, setting
+from xtrain.dsl.schema.setting import at_least, not_negative, setting
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
@@ -66,6 +66,7 @@ def sparse_attention(arch: Architecture, *, interleaved: bool = False) -> Sparse
         index_dim=own["index_dim"],
         chosen=own["index_topk"],
         index_interleaved=interleaved,
+        index_loss=own.get("index_loss", 0.0),
     )
 
 
@@ -89,7 +90,16 @@ class DeepseekV32(DeepseekV3):
         "number of positions of its document that a query sees at most, its own included: the highest scores decide",
         check=at_least(1),
         example="16",
-        resuming="meaning",
+        resuming="stage",
+    )
+    index_loss: float = setting(
+        "weight of the loss of indexers, the divergence of their scores from the attention of their block; they learn "
+        "from it alone; 0: indexers are frozen",
+        default=0.0,
+        check=not_negative,
+        example="1.0",
+        added=True,
+        resuming="loss",
     )
     interleaved: bool = attrs.field(default=True, init=False)
     config: ClassVar[ModelConfig | None] = config_of(

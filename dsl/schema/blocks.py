@@ -134,7 +134,8 @@ def label_of(block: type) -> attrs.Attribute | None:
     registry = registry_of(block)
     if registry is not None:
         return registry.label()
-    return next((a for a in attrs.fields(block) if "setting" not in a.metadata and FOLDER not in a.metadata), None)
+    labels = (a for a in attrs.fields(block) if a.init and "setting" not in a.metadata and FOLDER not in a.metadata)
+    return next(labels, None)
 
 
 def fields_of(block: type) -> tuple[attrs.Attribute, ...]:

@@ -38,9 +38,9 @@ FFN_MULTIPLE: Final = 64
 FOLDER: Final = "folder"
 
 # Effect of another value of a setting on a resume. shape: other parameters, or other shapes. meaning: the same weights
-# would compute other results. width: both. loss: the loss uses the new value from now on. elsewhere: the value is an
-# argument of a node with a rule of its own.
-Resuming = Literal["shape", "meaning", "width", "loss", "elsewhere"]
+# would compute other results. width: both. loss: the loss uses the new value from now on. stage: so does the model, as
+# stages of training change it. elsewhere: the value is an argument of a node with a rule of its own.
+Resuming = Literal["shape", "meaning", "width", "loss", "stage", "elsewhere"]
 
 
 @frozen

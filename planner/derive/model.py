@@ -20,7 +20,7 @@ from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpe
 from xtrain.plan.data import TokenizerMissing, TokenizerUnreadable
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.groups import alone, check_groups, check_tasks
-from xtrain.plan.parameters import check_frozen, covers
+from xtrain.plan.parameters import check_frozen, check_indexers, covers
 from xtrain.plan.peft import PeftFolder
 from xtrain.plan.resolved import Shape
 from xtrain.plan.weight_files import WeightFiles, WeightsUnreadable, read_weight_files
@@ -215,6 +215,7 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     _check_heads(architecture, found)
     _check_rope(spec, architecture, found)
     check_frozen(spec, architecture, found)
+    check_indexers(spec, architecture, found)
     check_tasks(spec, architecture, found)
     check_adapter(spec, architecture, found)
     if not found.fails(RULE):  # an adapter that does not fit does not say which parameters there are

@@ -60,6 +60,7 @@ def architecture_with_slots(arch: Architecture, count: int) -> Architecture:
 
 
 CODE: Final = "X447"
+NO_LOSSES: Final = "a server adds nothing to the losses of its clients"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
@@ -96,8 +97,9 @@ def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings
         found.passed("serve.adapter", f"{serve.adapters} adapters of up to {spec.adapter.resolved().title()}")
     for name, value in (("aux_loss", arch.router_aux_loss), ("z_loss", arch.router_z_loss)):
         if arch.is_moe and value > 0:
-            message = "a server adds nothing to the losses of its clients"
-            found.fail("serve.losses", CODE, f"model.router.{name}", message, f"use {name} 0")
+            found.fail("serve.losses", CODE, f"model.router.{name}", NO_LOSSES, f"use {name} 0")
+    if arch.learning_indexers:
+        found.fail("serve.losses", CODE, "model.index_loss", NO_LOSSES, "use index_loss 0")
     if serve.host not in LOOPBACK and serve.key is None:
         message = f"everybody who reaches {serve.host} could use the server, because it needs no key"
         hint = 'write `key = "XTRAIN_KEY"`, the name of an environment variable, or `host = "127.0.0.1"`'

@@ -193,8 +193,9 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
             then("step.await_copy", AWAITS)
         then("step.training_point", moves[0])
     hooks("before_backward")
-    if batch.ramp and resolved.architecture.is_moe:
-        does = f"router losses are means over the rows of the step: weights × {batch.rows:,} / its rows"
+    if batch.ramp and (resolved.architecture.is_moe or resolved.architecture.learning_indexers):
+        who = "losses of routers and indexers" if resolved.architecture.learning_indexers else "router losses"
+        does = f"{who} are means over the rows of the step: weights × {batch.rows:,} / its rows"
         then("step.router_rows", does)
     if resolved.architecture.mtp and any(phase.mtp_weight is not None for phase in resolved.phases):
         weight = spec.model.mtp_weight

@@ -305,8 +305,9 @@ def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
     old, new = a.architecture.to_json(), b.architecture.to_json()
     meaning = resuming(old, new)
     for name in {**old, **new}:
-        if old.get(name) != new.get(name) and meaning(name) == "loss":
-            rule = learns(setting_path(name), "the loss uses the new weight from here on")
+        if old.get(name) != new.get(name) and meaning(name) in ("loss", "stage"):
+            uses = "the loss uses the new weight" if meaning(name) == "loss" else "the model uses the new value"
+            rule = learns(setting_path(name), f"{uses} from here on")
             yield _allowed(rule, name, old.get(name), new.get(name))
 
 

@@ -19,7 +19,7 @@ from xtrain.runtime.feed.microbatch import DocumentSums
 from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.nn.batch import RowLosses, Step, StepCall
 from xtrain.runtime.nn.build import compute_format
-from xtrain.runtime.nn.router import ExpertRouter, RouterLosses
+from xtrain.runtime.nn.router import ExpertRouter, LayerLosses, RouterLosses
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.observe.heartbeat import WAITS
 
@@ -312,3 +312,35 @@ class RouterMetrics:
         *shares, (aux, *_) = torch.cat((shares_NE, aux_N.sum().expand(1, shares_NE.shape[1]))).tolist()
         taken = {"moe/aux_loss": aux / (len(self.layers) * max(1, rows))}
         return taken | {f"moe/load/{layer}": shares[layer] for layer in self.layers}
+
+
+@frozen(eq=False)
+class IndexerMetrics:
+    """`indexer/loss` of a log line: the loss of indexers, mean over rows, blocks with a learning indexer and the steps
+    since the last line. count: of these blocks. indexers: of this rank."""
+
+    rank: Rank
+    count: int
+    indexers: tuple[LayerLosses, ...]
+    before: dict[LayerLosses, tuple[int, float]] = field(factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan, model: ModelParts, rank: Rank) -> "IndexerMetrics":
+        """Create metrics of a model."""
+        count = plan.architecture.learning_indexers
+        each = (m for m in model.modules() if isinstance(m, LayerLosses) and not isinstance(m, RouterLosses))
+        return cls(rank, count, tuple(each) if count else ())
+
+    def take(self, rows: int) -> dict[str, float]:
+        """Return the metric and reset the counts. Collective. rows: of the steps since the last line."""
+        if not self.count:
+            return {}
+        new = torch.zeros((), dtype=torch.float64, device=self.rank.device)
+        for indexer in self.indexers:
+            begun, known = self.before.get(indexer, (indexer.begun, 0.0))
+            now = 0.0 if indexer.aux is None else indexer.aux.item()
+            new += now - (known if begun == indexer.begun else 0.0)
+            self.before[indexer] = (indexer.begun, now)
+        if self.rank.world_size > 1:
+            dist.all_reduce(new)
+        return {"indexer/loss": new.item() / (self.count * max(1, rows))}

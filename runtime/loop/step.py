@@ -26,7 +26,7 @@ from xtrain.runtime.nn.batch import ModelBatch, NonFinite, NothingLearned, SkipS
 from xtrain.runtime.nn.gradients import GradientNorm, clip_factor
 from xtrain.runtime.nn.optimizer import MovesWeights, Schedule, SeveralOptimizers
 from xtrain.runtime.nn.pipeline import Outlines, PipelineSchedule, WrappedModel
-from xtrain.runtime.nn.router import RouterLosses
+from xtrain.runtime.nn.router import LayerLosses, RouterLosses
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records
@@ -157,10 +157,10 @@ def zero_gradients(optimizer: Optimizer) -> StepCall:
 
 @op("step.router_rows")
 def router_rows(model: ModelParts, rank: Rank) -> StepCall:
-    """Scale router losses, which are means over the rows of a step: in the batch ramp, each row counts more."""
+    """Scale losses of layers, which are means over the rows of a step: in the batch ramp, each row counts more."""
     factor = torch.ones((), dtype=torch.float64, device=rank.device)
     for module in model.modules():
-        if isinstance(module, RouterLosses):
+        if isinstance(module, LayerLosses):
             module.row_factor = factor
 
     def set_row_factor(step: Step) -> None:
@@ -263,17 +263,17 @@ def pipelined(pipeline: PipelineSchedule, rank: Rank, accumulate: int, each: boo
 
 @op("step.loss_scale")
 def scale_loss(model: ModelParts, rank: Rank, progress: Progress, scale: float) -> StepCall:
-    """Multiply the loss of the step, and losses of routers, by a scale: `scale` at the start of a run, and then as
+    """Multiply the loss of the step, and losses of layers, by a scale: `scale` at the start of a run, and then as
     `step.check_overflow` has changed it."""
-    of_routers = torch.ones((), dtype=torch.float64, device=rank.device)
+    of_layers = torch.ones((), dtype=torch.float64, device=rank.device)
     for module in model.modules():
-        if isinstance(module, RouterLosses):
-            module.loss_scale = of_routers
+        if isinstance(module, LayerLosses):
+            module.loss_scale = of_layers
 
     def set_loss_scale(step: Step) -> None:
         progress.loss_scale = progress.loss_scale or LossScale(scale)
         step.loss_scale = progress.loss_scale.value
-        of_routers.fill_(step.loss_scale)
+        of_layers.fill_(step.loss_scale)
 
     return set_loss_scale
 
@@ -299,7 +299,7 @@ def check_overflow(model: ModelParts, progress: Progress, interval: int) -> Step
     Raises SkipStep on all ranks alike. A step whose loss is not finite, or that overflows without a scale, is left to
     `step.check_finite`.
     """
-    counts = RouterCountsCopy(model)
+    counts = LayerCountsCopy(model)
 
     def check_gradients(step: Step) -> None:
         scale = progress.loss_scale
@@ -449,7 +449,7 @@ def check_finite(model: ModelParts, progress: Progress, limit: int, alerts: Aler
 
     Raises SkipStep for skipped steps, NonFinite for the `limit`-th, on all ranks alike.
     """
-    counts = RouterCountsCopy(model) if limit > 1 else None
+    counts = LayerCountsCopy(model) if limit > 1 else None
 
     def check_step(step: Step) -> None:
         number, bad = step.index + 1, progress.bad
@@ -482,14 +482,14 @@ def bad_steps_text(bad: BadSteps) -> str:
     return f"{plural(bad.in_a_row, 'step')} in a row without a finite loss and gradient norm ({since}): {more}{listed}"
 
 
-class RouterCountsCopy:
-    """Copy of this rank's router counts after the last good step.
+class LayerCountsCopy:
+    """Copy of the counts of this rank's layers with losses after the last good step.
 
     Counts only grow: after a NaN they would stay NaN, and tokens of a skipped step must not move the biases of experts.
     """
 
     def __init__(self, model: ModelParts) -> None:
-        self._routers = [module for module in model.modules() if isinstance(module, RouterLosses)]
+        self._layers = [module for module in model.modules() if isinstance(module, LayerLosses)]
         self._before: list[Tensor] = []
         self._begun: list[int] = []
 
@@ -500,17 +500,16 @@ class RouterCountsCopy:
             self._before = [torch.empty_like(count) for count in now]
         if now:
             torch._foreach_copy_(self._before, now)  # pyright: ignore[reportPrivateImportUsage]
-        self._begun = [router.begun for router in self._routers]
+        self._begun = [layer.begun for layer in self._layers]
 
     def restore(self) -> None:
         """Restore the saved counts, or reset them if counting has started over."""
-        if self._begun == [router.begun for router in self._routers]:
+        if self._begun == [layer.begun for layer in self._layers]:
             if self._before:
                 torch._foreach_copy_(self._now(), self._before)  # pyright: ignore[reportPrivateImportUsage]
             return
-        for router in self._routers:
-            router.loads_E = router.aux = None
+        for layer in self._layers:
+            layer.forget()
 
     def _now(self) -> list[Tensor]:
-        counts = ((router.loads_E, router.aux) for router in self._routers)
-        return [count for pair in counts for count in pair if count is not None]
+        return [count for layer in self._layers for count in layer.counts]

@@ -1,7 +1,10 @@
 """Multi-head latent attention of a `LatentAttentionLayer` (DeepSeek-V2, arXiv 2405.04434)."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
+from attrs import frozen
 from torch import Tensor
 
 from xtrain.blocks.latent_attention import LatentAttentionLayer
@@ -10,13 +13,22 @@ from xtrain.runtime.nn.attention import AttentionKernel, AttentionModule
 from xtrain.runtime.nn.attention_blocks import Scores
 from xtrain.runtime.nn.axes import Axes, column_parallel_input, local
 from xtrain.runtime.nn.batch import DocumentLayout, LayerCache
-from xtrain.runtime.nn.block import BlockSettings, Built, Values, builds
+from xtrain.runtime.nn.block import BlockInput, BlockSettings, Built, Call, Values, builds
 from xtrain.runtime.nn.layers import Linear, RMSNorm, Rotation
 
 NORM_EPS = 1e-6  # of the norms of narrow vectors, whatever the other norms have
 
 # shapes: B rows, S positions, H heads, R width of narrow vectors, N and P widths of the parts of a query without and
 # with positions, C = R + P, A width of heads in kernels, V width of a value
+
+
+@frozen(eq=False)
+class ChosenPositions:
+    """Positions that queries see. seen_BSL: bool, of whole rows. loss: given queries and keys of attention, returns the
+    share of the step's objective of whatever chose; None: it has none."""
+
+    seen_BSL: Tensor
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 class LatentAttention(AttentionModule):
@@ -48,6 +60,7 @@ class LatentAttention(AttentionModule):
         packing: DocumentLayout,
         cache: LayerCache | None,
         values: Values,
+        real_BS: Tensor,
     ) -> Tensor:
         assert rotate is not None
         tensor = self.axes.tensor
@@ -58,11 +71,11 @@ class LatentAttention(AttentionModule):
         q_BSH, source_BSR = self._queries(x_BSD)
         q_BSHN, q_BSHP = self._heads(q_BSH, self.query)
         q_BSHP = self._turned(q_BSHP, rotate)
-        chosen_BSL = self.chosen(x_BSD, source_BSR, rotate, packing, cache, values)
+        choice = self.chosen(x_BSD, source_BSR, rotate, packing, cache, values, real_BS)
         if cache is not None and self.keeps_latent:
             (known_B1LC,) = cache.extended(self, torch.cat((latent_BSR[:, None], k_BS1P.transpose(1, 2)), dim=-1))
             if cache.filled:
-                out_BSHV = self._newest(q_BSHN, q_BSHP, known_B1LC, packing, chosen_BSL)
+                out_BSHV = self._newest(q_BSHN, q_BSHP, known_B1LC, packing, choice)
                 return self.o_proj.row_parallel(out_BSHV.flatten(-2), tensor)
         k_BSHN, v_BSHV = self._heads(self.kv_b_proj(latent_BSR), self.expanded)
         # Heads stay the inner dimension in memory, also of the result, as the last product takes it.
@@ -71,7 +84,7 @@ class LatentAttention(AttentionModule):
         q_BHSA, k_BHSA, v_BHSA = (self._padded(x).transpose(1, 2) for x in (q_BSHA, k_BSHA, v_BSHV))
         if cache is not None and not self.keeps_latent:
             k_BHSA, v_BHSA = cache.extended(self, k_BHSA, v_BHSA)
-        out_BHSA = self.attended(q_BHSA, k_BHSA, v_BHSA, packing, chosen_BSL)
+        out_BHSA = self.attended(q_BHSA, k_BHSA, v_BHSA, packing, choice)
         out_BSHV = out_BHSA.transpose(1, 2)[..., : self.expanded[1]]
         return self.o_proj.row_parallel(out_BSHV.flatten(-2), tensor)
 
@@ -83,13 +96,14 @@ class LatentAttention(AttentionModule):
         packing: DocumentLayout,
         cache: LayerCache | None,
         values: Values,
-    ) -> Tensor | None:
-        """Return the known positions that each query sees, bool [B, S, L]; None: all earlier ones of its document.
-        x_BSD: this rank's positions between blocks. narrow_BSR: what queries are projected from, of all positions."""
+        real_BS: Tensor,
+    ) -> ChosenPositions | None:
+        """Return the known positions that each query sees; None: all earlier ones of its document. x_BSD: this rank's
+        positions between blocks. narrow_BSR: what queries are projected from, of all positions."""
         return None
 
     def attended(
-        self, q_BHSA: Tensor, k_BKLA: Tensor, v_BKLA: Tensor, packing: DocumentLayout, chosen_BSL: Tensor | None
+        self, q_BHSA: Tensor, k_BKLA: Tensor, v_BKLA: Tensor, packing: DocumentLayout, choice: ChosenPositions | None
     ) -> Tensor:
         return self.kernel(q_BHSA, k_BKLA, v_BKLA, packing, self.scores)
 
@@ -105,7 +119,7 @@ class LatentAttention(AttentionModule):
         q_BSHP: Tensor,
         known_B1LC: Tensor,
         packing: DocumentLayout,
-        chosen_BSL: Tensor | None,
+        choice: ChosenPositions | None,
     ) -> Tensor:
         """Return the values [B, 1, H, V] of the newest position (section 2.1.2 of the paper).
 
@@ -116,7 +130,7 @@ class LatentAttention(AttentionModule):
         q_BHSR = torch.einsum("bshn,hnr->bhsr", q_BSHN, key_HNR)
         q_BHSC = torch.cat((q_BHSR, q_BSHP.transpose(1, 2)), dim=-1)
         # The values of the part with positions are dropped: kernels are faster if keys and values are one tensor.
-        out_BHSC = self.attended(q_BHSC, known_B1LC, known_B1LC, packing, chosen_BSL)
+        out_BHSC = self.attended(q_BHSC, known_B1LC, known_B1LC, packing, choice)
         return torch.einsum("bhsr,hvr->bshv", out_BHSC[..., : self.narrow[0]], value_HVR)
 
     def _queries(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,7 +159,16 @@ class LatentAttention(AttentionModule):
         return F.pad(x_BSHA, (0, missing)) if missing else x_BSHA
 
 
+def call_of(module: LatentAttention) -> Call:
+    """Return the call of a module in a block."""
+
+    def call(x_BSD: Tensor, given: BlockInput) -> Tensor:
+        return module(x_BSD, given.rotate, given.packing, given.cache, given.values, given.real_BS)
+
+    return call
+
+
 @builds(LatentAttentionLayer)
 def _latent_attention(layer: LatentAttentionLayer, settings: BlockSettings) -> Built:
     module = LatentAttention(settings.arch, settings.kernel, settings.axes, layer)
-    return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache, given.values)
+    return module, call_of(module)

@@ -32,16 +32,57 @@ class Routing:
     loss: Tensor | None
 
 
-class RouterLosses:
+class LayerLosses:
+    """Losses that a layer adds to the objective of a step, as means over its rows.
+
+    `aux` (fp64) counts in training: losses before their weight, summed over rows (of a row on several ranks, this
+    rank's part). Counts only grow; readers remember earlier values, and the value of `begun` then.
+
+    row_factor: ratio of a full step's rows to this step's rows; None: all are full. loss_scale: factor of the loss in
+    fp16.
+    """
+
+    # Plain attributes, not buffers: DDP would overwrite buffers with the first rank's.
+    aux: Tensor | None = None
+    begun = 0
+    row_factor: Tensor | None = None
+    loss_scale: Tensor | None = None
+
+    @property
+    def counts(self) -> list[Tensor]:
+        """Counts that exist."""
+        return [] if self.aux is None else [self.aux]
+
+    def forget(self) -> None:
+        """Drop the counts."""
+        self.aux = None
+
+    def reset_counts(self) -> None:
+        """Reset the counts."""
+        self.forget()
+        self.begun += 1
+
+    @torch.no_grad()
+    def add(self, aux: Tensor) -> None:
+        """Add to the losses that are counted."""
+        if self.aux is None:
+            self.aux = torch.zeros_like(aux, dtype=torch.float64)
+        self.aux += aux
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss as its share of the step's objective."""
+        for factor in (self.row_factor, self.loss_scale):
+            loss = loss if factor is None else loss * factor.to(loss.dtype)
+        return loss
+
+
+class RouterLosses(LayerLosses):
     """Losses and counts of a router of `experts` experts, of which a token takes `per_token`.
 
-    `loads_E` (int64) and `aux` (fp64) count in training: assignments of this rank's real tokens to experts, and aux
-    losses summed over rows (of a row on several ranks, this rank's part). They only grow; readers remember earlier
-    values, and the value of `begun` then.
+    `loads_E` (int64) counts assignments of this rank's real tokens to experts.
 
     aux_weight, z_weight: of the losses of a row, the model's weights by `divisor`. copies: ranks of `row` that have the
-    same positions. row_factor: ratio of a full step's rows to this step's rows; None: all are full.
-    loss_scale: factor of the loss in fp16.
+    same positions.
     """
 
     axes: Axes
@@ -51,12 +92,7 @@ class RouterLosses:
     aux_weight: float
     z_weight: float
     divisor: int
-    # Plain attributes, not buffers: DDP would overwrite buffers with the first rank's.
     loads_E: Tensor | None = None
-    aux: Tensor | None = None
-    begun = 0
-    row_factor: Tensor | None = None
-    loss_scale: Tensor | None = None
 
     @property
     def copies(self) -> int:
@@ -94,9 +130,7 @@ class RouterLosses:
         if self.z_weight:
             squares_BS1 = logits_BSE.logsumexp(-1, keepdim=True).square()
             loss = loss + self.z_weight * (squares_BS1.masked_fill(unreal_BS1, 0).sum(1) / tokens_B1).sum()
-        for factor in (self.row_factor, self.loss_scale):
-            loss = loss if factor is None else loss * factor.to(loss.dtype)
-        return loss
+        return self.scaled(loss)
 
     @torch.no_grad()
     def count_alone(self, chosen_BSK: Tensor, real_BS: Tensor) -> None:
@@ -108,18 +142,20 @@ class RouterLosses:
                 loads_E.scatter_add_(0, chosen_BSK.flatten(), real_N), loads_E.new_zeros((), dtype=torch.float64)
             )
 
-    def reset_counts(self) -> None:
-        """Reset the counts."""
-        self.loads_E = self.aux = None
-        self.begun += 1
+    @property
+    def counts(self) -> list[Tensor]:
+        return [*super().counts, *(() if self.loads_E is None else (self.loads_E,))]
+
+    def forget(self) -> None:
+        super().forget()
+        self.loads_E = None
 
     @torch.no_grad()
     def count(self, loads_E: Tensor, aux: Tensor) -> None:
-        if self.loads_E is None or self.aux is None:
+        if self.loads_E is None:
             self.loads_E = torch.zeros_like(loads_E)
-            self.aux = torch.zeros_like(aux, dtype=torch.float64)
         self.loads_E += loads_E
-        self.aux += aux
+        self.add(aux)
 
 
 class ExpertRouter(ExactBuffers, RouterLosses):

@@ -302,6 +302,10 @@ def test_rotary_positions_cost_what_their_plan_says(tmp_path: Path, monkeypatch:
     hold_against_the_trace(plan)
 
 
+ALL_BUT_INDEXERS = (
+    '["embed_tokens", "norm", "lm_head", "layers.*.mlp", "layers.*.*_layernorm", "layers.*.self_attn.*_proj", '
+    '"layers.*.self_attn.kv_a_proj_with_mqa", "layers.*.self_attn.*_layernorm"]'
+)
 SHARED = {"layers": 4, "layer_input": 16, "layer_vocab": 300, "shared_kv": 2, "double_ffn": "true"}
 ADAPTED = "adapter lora { rank = 4 }"
 LAYOUTS_OF_SHARED = {
@@ -333,6 +337,25 @@ def test_shared_choices_cost_what_their_plan_says(layout: str, tmp_path: Path, m
     hold_against_the_trace(
         plan_of(tmp_path, "glm_moe_dsa", LAYOUTS_OF_SHARED[layout], **shared), traffic=layout != "ddp"
     )
+
+
+@pytest.mark.parametrize(
+    ("layout", "more"),
+    [
+        ("tp 2 · fsdp 2", {}),
+        *(pytest.param(each, {}, marks=pytest.mark.matrix) for each in LAYOUTS if "ring" not in each),
+        pytest.param("ulysses 2, full", {"index_topk": 64}, marks=pytest.mark.matrix),
+        pytest.param("tp 2 · fsdp 2", {"index_topk": 64, "frozen": ALL_BUT_INDEXERS}, marks=pytest.mark.matrix),
+        pytest.param("one rank", {"frozen": '["layers.0.self_attn.indexer"]'}, marks=pytest.mark.matrix),
+    ],
+)
+def test_learning_indexers_cost_what_their_plan_says(
+    layout: str, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(tmp_path, "deepseek_v32", LAYOUTS[layout], index_loss=1.0, **more)
+    assert all(tensor.trained for tensor in plan.parameters.tensors if ".1.self_attn.indexer." in tensor.name)
+    hold_against_the_trace(plan, traffic=layout != "ddp")
 
 
 @pytest.mark.parametrize("layout", ["tp 2 · fsdp 2", "tp 2, whole sequences, selective"])

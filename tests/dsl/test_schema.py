@@ -14,6 +14,8 @@ from xtrain.dsl.schema import blocks, parallel
 from xtrain.dsl.schema.component import variants
 from xtrain.dsl.schema.data_components import LINKS, SOURCES
 from xtrain.dsl.schema.losses import LOSSES
+from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.schema.optimizers import OPTIMIZERS
 from xtrain.dsl.schema.setting import Auto, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import UNITS, Quantity
@@ -82,6 +84,13 @@ def is_whole(block: type, name: str, attribute: attrs.Attribute, meta: Any) -> N
     label = blocks.label_of(block)
     if meta.only or meta.required_by:
         assert label is not None and set(meta.required_by) <= set(meta.only) <= set(blocks.choices_of(label.type))
+
+
+def test_the_label_of_a_component_is_its_name():
+    """Whatever the order of inherited attributes; the text of a plan's spec is written with it."""
+    for registry in (FAMILIES, LOSSES, OPTIMIZERS):
+        labels = {name: blocks.label_of(each) for name, each in registry.items()}
+        assert [name for name, label in labels.items() if label is None or label.name != registry.key] == []
 
 
 def test_every_default_passes_its_own_check():

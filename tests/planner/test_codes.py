@@ -3,6 +3,9 @@
 import pytest
 
 MOE = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 8, experts_per_token = 2 }"
+LEARNING = """model deepseek_v32 {
+  dim = 64, layers = 2, heads = 8, q_rank = 40, kv_rank = 64, nope_dim = 32, rope_dim = 16, value_dim = 32, experts = 8,
+  index_heads = 16, index_dim = 32, index_topk = 16, index_loss = 0.5, experts_per_token = 2 }"""
 
 # code, what the span shows, blocks that replace those of the small spec, what the hint says
 CASES = [
@@ -24,6 +27,8 @@ CASES = [
     ("X411", "2", {"parallel": "parallel { pp 4 }", "batch": "batch { sequence = 256, accumulate = 2 }"}, "4 or more"),
     ("X412", "9", {"model": MOE.replace("token = 2", "token = 9")}, "8 or fewer"),
     ("X413", "cp", {"parallel": "parallel { cp 4 { ring = 2, ulysses = 4 } }"}, "cp 8"),
+    ("X434", "0.5", {"model": LEARNING, "adapter": "adapter lora { rank = 4 }"}, "index_loss 0"),
+    ("X434", "0.5", {"model": LEARNING.replace("2 }", '2, frozen = ["layers.*.self_attn"] }')}, "leave indexers out"),
     ("X434", '"layers.4"', {"model": MOE.replace("2 }", '2, frozen = ["layers.4"] }')}, "0 to 3"),
     ("X437", "true", {"optimizer": "optimizer lion { lr = 1e-4, stochastic_rounding = true }"}, "params bf16"),
     ("X501", "nowhere", {"every": "every 10 steps eval nowhere"}, "code"),

@@ -34,6 +34,9 @@ MODELS = {
     "swiglu_limit = 1, router { aux_loss = 0.1, z_loss = 0.01 } }",
     "latent": "deepseek_v3 { dim = 32, layers = 4, heads = 8, q_rank = 20, kv_rank = 16, nope_dim = 6, rope_dim = 4, "
     "value_dim = 8, experts = 8, experts_per_token = 2, expert_ffn = 24, init_std = 0.2 }",
+    "indexed": "deepseek_v32 { dim = 32, layers = 4, heads = 8, q_rank = 20, kv_rank = 16, nope_dim = 6, rope_dim = 4, "
+    "value_dim = 8, experts = 8, experts_per_token = 2, expert_ffn = 24, init_std = 0.2, index_heads = 6, "
+    "index_dim = 8, index_topk = 9, index_loss = 0.5 }",
     "hybrid": "nemotron_h { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, mamba_state = 6, experts = 8, "
     "experts_per_token = 2, expert_ffn = 24, init_std = 0.2, router { aux_loss = 0.1, z_loss = 0.01 } }",
     "delta": "qwen3_5_moe { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, attention_layers = [1], "
