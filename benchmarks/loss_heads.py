@@ -20,7 +20,7 @@ from attrs import evolve
 from tiled_mlp import Watched
 from torch import Tensor
 
-from xtrain.components.losses.distill import Distill
+from xtrain.components.losses.distill import measured_by
 from xtrain.components.losses.dpo_torch import preference
 from xtrain.dsl.schema.losses import REF, TEACHER_IDS, TEACHER_LOGPROBS
 from xtrain.runtime.feed.microbatch import Units
@@ -63,13 +63,13 @@ def main() -> None:
         return Head(vocabulary=vocabulary, z_weight=0.0, chunk_bytes=args.chunk_mib * 2**20, term=term)
 
     def distilled(form: str, temperature: float, mix: float) -> Callable[[Tensor, Tensor], Tensor]:
-        names = tuple(Distill.metrics)
+        names = measured_by(form)
         term = Distillation(form=form, beta=0.5, temperature=temperature, mix=mix, metrics=names)
         return lambda x_TD, w_VD: distillation_losses(x_TD, w_VD, labels_T, head(term), stored).objective
 
     def live(form: str, temperature: float, mix: float) -> Callable[[Tensor, Tensor], Tensor]:
-        term = Distillation(form=form, beta=0.5, temperature=temperature, mix=mix, metrics=tuple(Distill.metrics))
-        own = head(evolve(term, columns=()))
+        term = Distillation(form=form, beta=0.5, temperature=temperature, mix=mix, metrics=measured_by(form))
+        own = head(evolve(term, columns=(), live=True))
         taught = Taught(teacher_TD, teacher_VD, own)
         return lambda x_TD, w_VD: live_losses(x_TD, w_VD, labels_T, own, taught).objective
 

@@ -217,11 +217,14 @@ def _live_chunk(resolved: Resolved, local: Local, *, trained: bool) -> int:
     slope = logits if resolved.architecture.ends.logit_cap is not None else 0
     apart = args["temperature"] != 1 and (args["mix"] or loss.z_loss)
     several = 3 + (args["form"] == "jsd") + bool(apart)
+    several -= bool(loss.columns) and tp == 1  # a policy gradient overwrites its logits by their exponentials
     whole = logits if tp == 1 or resolved.spec.parallel.tp.loss else logits * tp
     product = local.vocab * local.dim * local.width if rounded and trained else 0
     steps = [slope + 2 * logits + rounded, whole + rounded + product]
     if whole == logits:
         return max(*steps, slope + several * logits)
+    if loss.columns:  # one model after the other
+        return max(*steps, slope + 3 * logits + 2 * whole)
     # Of the second model: padded, gathered and concatenated.
     return max(*steps, slope + 2 * logits + several * whole, slope + 3 * logits + 3 * whole)
 

@@ -7,7 +7,7 @@ from attrs import asdict, evolve
 from xtrain.contracts.data import PlannedLink
 from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, LINKS, MICROBATCH, PACKINGS, Packing, RowLink
 from xtrain.dsl.schema.losses import WideColumn
-from xtrain.dsl.schema.policy import EXPERTS
+from xtrain.dsl.schema.policy import EXPERTS, SHARES
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
 from xtrain.lazy_attrs import frozen
 from xtrain.text.units import plural
@@ -96,11 +96,15 @@ class Pack(RowLink, PlannedLink):
 
     @staticmethod
     def _wide(resolved: "Resolved") -> dict[str, WideColumn]:
-        """Return the columns with several numbers per token: those of the loss, and the experts of sampled tokens."""
-        from xtrain.planner.derive.further_models import replayed_width
+        """Return the columns with several numbers per token, which the loss or a sampler has."""
+        from xtrain.planner.derive.further_models import replayed_width, sampler_widths
 
         width = replayed_width(resolved)
-        return {**resolved.spec.loss.wide, **({EXPERTS: WideColumn(width, "int32")} if width else {})}
+        recorded = {
+            name: WideColumn(width, "float32" if name == SHARES else "int32")
+            for name, width in sampler_widths(resolved).items()
+        }
+        return {**resolved.spec.loss.wide, **({EXPERTS: WideColumn(width, "int32")} if width else {}), **recorded}
 
     def does(self, resolved: "Resolved") -> str:
         how = "as chosen per dataset" if isinstance(self.method, Auto) else self.method

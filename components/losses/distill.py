@@ -1,5 +1,6 @@
 """`loss distill { … }`: knowledge distillation from a teacher's distribution (Hinton et al. 2015, arXiv 1503.02531), by
-forward or reverse KL or the divergence between them (Agarwal et al. 2024, arXiv 2306.13649)."""
+forward or reverse KL or the divergence between them (Agarwal et al. 2024, arXiv 2306.13649), or by policy gradient
+(Lu et al. 2025, thinkingmachines.ai/blog/on-policy-distillation)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
@@ -7,6 +8,7 @@ from typing import Any, ClassVar, Final, Literal
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import (
     LOSSES,
+    OLD,
     TEACHER_IDS,
     TEACHER_LOGPROBS,
     Loss,
@@ -15,16 +17,19 @@ from xtrain.dsl.schema.losses import (
     logits_chunk,
     z_weight,
 )
+from xtrain.dsl.schema.policy import POLICY
 from xtrain.dsl.schema.setting import Conflict, Range, at_least, file_path, positive, setting
 from xtrain.dsl.values import Quantity
 from xtrain.lazy_attrs import frozen
 
 HALF = 0.5
+POLICY_GRADIENT: Final = "policy_gradient"
+RATIO: Final = "policy/ratio"
 TAKEN: Final = "the divergence is taken by it from here on"
 METRICS: Final = {
     "distill/divergence": (
-        "divergence of student and teacher, in the `form` of the loss, of logits / temperature; mean over the valid "
-        "tokens of the step",
+        "divergence of student and teacher, in the `form` of the loss, of logits / temperature; with policy_gradient "
+        "the log-probability of the sampler minus the teacher's; mean over the valid tokens of the step",
         "nats a token",
     ),
     "distill/agreement": (
@@ -32,6 +37,11 @@ METRICS: Final = {
         "share, 0 to 1",
     ),
 }
+
+
+def measured_by(form: str) -> tuple[str, ...]:
+    """Return the metrics of a form."""
+    return ("distill/divergence", RATIO) if form == POLICY_GRADIENT else tuple(METRICS)
 
 
 @LOSSES.register()
@@ -46,9 +56,10 @@ class Distill(Loss):
         example='"models/teacher"',
         resuming=TAKEN,
     )
-    form: Literal["forward_kl", "reverse_kl", "jsd"] = setting(
+    form: Literal["forward_kl", "reverse_kl", "jsd", "policy_gradient"] = setting(
         "divergence of the distributions P of the teacher and S of the model: forward_kl: Σ P log P/S; reverse_kl: Σ "
-        "S log S/P; jsd: β KL(P‖M) + (1 − β) KL(S‖M), M = β P + (1 − β) S (arXiv 2306.13649)",
+        "S log S/P; jsd: β KL(P‖M) + (1 − β) KL(S‖M), M = β P + (1 − β) S (arXiv 2306.13649); policy_gradient: −ρA of "
+        "sampled tokens, A = log P − `logprobs`, ρ = S / e^`logprobs`, with the expected gradient of reverse_kl",
         default="forward_kl",
         resuming=TAKEN,
     )
@@ -87,7 +98,15 @@ class Distill(Loss):
     z_loss: float = z_weight()
     chunk: Quantity = logits_chunk()
 
-    metrics: ClassVar[Mapping[str, tuple[str, str]]] = METRICS
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = METRICS | {RATIO: POLICY[RATIO]}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (OLD,) if self.form == POLICY_GRADIENT else ()
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        return measured_by(self.form)
 
     @property
     def wide(self) -> Mapping[str, WideColumn]:
@@ -106,12 +125,26 @@ class Distill(Loss):
     def conflicts(self) -> Iterator[Conflict]:
         if self.form != "jsd" and self.beta != HALF:
             yield Conflict("beta", f"`beta` is for jsd, and form is {self.form}", "remove it, or write `form = jsd`")
+        if self.form != POLICY_GRADIENT:
+            return
+        if not self.live:
+            message = "what a teacher stores may lack the token that was sampled"
+            yield Conflict("live", f"policy_gradient needs a live teacher: {message}", "write `live = true`")
+        if self.temperature != 1:
+            message = "both models use the temperature of the rollout with policy_gradient"
+            yield Conflict("temperature", message, "remove it, or write `form = reverse_kl`")
+        if self.mix:
+            message = "labels are samples with policy_gradient, whose cross-entropy teaches nothing"
+            yield Conflict("mix", message, "remove it")
 
     def args(self) -> dict[str, Any]:
         left_out = ("teacher", "top") if self.live else ("teacher", "top", "live")
         return {name: value for name, value in super().args().items() if name not in left_out}
 
     def does(self) -> str:
+        if self.form == POLICY_GRADIENT:
+            text = f"minimize −ρA of each sampled token, ρ = π / e^`{OLD}`, A = log-probability of {self.teacher} "
+            return f"{text}− `{OLD}`, without clipping; mean over all tokens of the step"
         form = f"{self.form} of β {self.beta:g}" if self.form == "jsd" else self.form
         tempered = "" if self.temperature == 1 else f", of logits / {self.temperature:g}, times {self.temperature**2:g}"
         text = f"minimize the {form} of each token between the model and {self.teacher}: "

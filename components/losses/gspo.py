@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import ADVANTAGES, LOSSES, OLD, Unit
-from xtrain.dsl.schema.policy import POLICY, REFERENCE_KL, PolicyLoss
+from xtrain.dsl.schema.policy import POLICY_METRICS, PolicyLoss
 from xtrain.dsl.schema.setting import Range, not_negative, setting
 from xtrain.lazy_attrs import frozen
 
@@ -25,7 +25,7 @@ class Gspo(PolicyLoss):
     clip_high: float = setting("ratios are clipped at 1 + this", default=4e-4, check=not_negative)
 
     across: ClassVar[bool] = True
-    metrics: ClassVar[Mapping[str, tuple[str, str]]] = POLICY | REFERENCE_KL
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = POLICY_METRICS
 
     @property
     def unit(self) -> Unit:

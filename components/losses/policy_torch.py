@@ -9,6 +9,7 @@ from torch import Tensor
 
 from xtrain.dsl.schema.losses import ADVANTAGES, OLD, REF
 from xtrain.dsl.schema.policy import POLICY, REFERENCE_KL
+from xtrain.runtime.base.state import KlWeight
 from xtrain.runtime.nn.batch import SHARE
 from xtrain.runtime.nn.loss import Term
 
@@ -55,13 +56,15 @@ def of_tokens(
 ) -> Term:
     """Return a loss of single tokens. Arguments as the settings of a `TokenPolicyLoss`."""
 
+    weight = KlWeight(kl_weight)
+
     def loss(logprob_T: Tensor, entropy_T: Tensor, **columns: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         log_ratio_T = logprob_T - columns[OLD]
         loss_T, clipped_T = surrogate(logprob_T, log_ratio_T.exp(), columns[ADVANTAGES])
         found = measures(log_ratio_T, clipped_T, entropy_T)
         if kl != "none":
             kl_T = divergence(kl, logprob_T, columns[REF])
-            loss_T = loss_T + kl_weight * kl_T
+            loss_T = loss_T + weight.value * kl_T
             found["policy/reference_kl"] = kl_T
         if entropy_weight:
             loss_T = loss_T - entropy_weight * entropy_T
@@ -73,7 +76,7 @@ def of_tokens(
         return loss_T, found
 
     columns = (OLD, ADVANTAGES, *((REF,) if kl != "none" else ()), *((SHARE,) if normalise == "sequence" else ()))
-    return Term(loss, reads=("entropy_T",), columns=columns, metrics=measured(kl))
+    return Term(loss, reads=("entropy_T",), columns=columns, metrics=measured(kl), kl_weight=weight)
 
 
 def clipped(low: float, high: float, dual: float | None = None) -> Surrogate:

@@ -49,8 +49,8 @@ def further_metrics(modules: int) -> tuple[str, ...]:
 
 
 Unit = Literal["token", "sequence", "pair"]
-TAKEN_ELSEWHERE: Final = ("z_loss", "chunk", "reference")
-"""Settings of losses that nodes of the model and of the data take."""
+TAKEN_ELSEWHERE: Final = ("z_loss", "chunk", "reference", "kl_target", "kl_gain")
+"""Settings of losses that nodes of the model, the data and the step take."""
 HeadKind = Literal["vocabulary", "reward"]
 """Output of a model's head: logits of the next token at each position, or one number at the last token of a sequence.
 """

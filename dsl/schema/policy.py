@@ -54,6 +54,11 @@ REFERENCE_KL: Final = {
     )
 }
 
+KL_WEIGHT: Final = "policy/kl_weight"
+POLICY_METRICS: Final = (
+    POLICY | REFERENCE_KL | {KL_WEIGHT: ("with `kl_target`: weight of the divergence from the reference", "")}
+)
+
 Normalise = Literal["token", "sequence", "dr_grpo"]
 
 
@@ -68,6 +73,20 @@ class PolicyLoss(ReferredLoss):
         default="none",
     )
     kl_weight: float = setting("weight of `kl`", default=0.0, check=not_negative)
+    kl_target: float | None = setting(
+        "`policy/reference_kl` that `kl_weight` is adapted to: each step multiplies it by 1 + kl_gain · clip(KL / "
+        "kl_target − 1, −0.2, 0.2) (1909.08593, section 2.2); none: `kl_weight` is constant",
+        default=None,
+        check=positive,
+        example="6.0",
+        added=True,
+    )
+    kl_gain: float = setting(
+        "K_β of `kl_target`; batch / horizon of TRL's and verl's controllers",
+        default=0.1,
+        check=Range(above=0, below=5),
+        added=True,
+    )
     entropy_weight: float = setting(
         "weight of the entropy of the next token, which is subtracted from the loss: a policy with more of it tries "
         "more",
@@ -87,17 +106,26 @@ class PolicyLoss(ReferredLoss):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        return tuple(name for name in self.metrics if self.kl != "none" or name not in REFERENCE_KL)
+        known = (name for name in self.metrics if name != KL_WEIGHT)
+        return tuple(name for name in known if self.kl != "none" or name not in REFERENCE_KL)
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.kl == "none" and self.kl_weight:
             yield Conflict("kl_weight", "`kl_weight` has no effect, because `kl` is none", "add `kl = k3`")
         if self.kl != "none" and not self.kl_weight:
             yield Conflict("kl", f"kl {self.kl} has no effect, because `kl_weight` is 0", "add `kl_weight = 0.04`")
+        if self.kl == "none" and self.kl_target is not None:
+            yield Conflict("kl_target", "`kl_target` has no effect, because `kl` is none", "add `kl = k3`")
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        yield from super().idle()
+        if self.kl_target is None:
+            yield "kl_gain", "`kl_weight` is constant without `kl_target`"
 
     def penalty(self) -> str:
         """Return a description of the terms of reference and entropy."""
         term = "" if self.kl == "none" else f" + {self.kl_weight:g} · {self.kl} of the reference"
+        term += "" if self.kl_target is None else f" ({self.kl_weight:g} at first, adapted to {self.kl_target:g} of it)"
         return f"{term} − {self.entropy_weight:g} · entropy" if self.entropy_weight else term
 
     @classmethod
@@ -123,7 +151,7 @@ class TokenPolicyLoss(PolicyLoss):
         "divisor of the sum of a sequence with `normalise = dr_grpo`", default=None, check=positive
     )
 
-    metrics: ClassVar[Mapping[str, tuple[str, str]]] = POLICY | REFERENCE_KL
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = POLICY_METRICS
 
     @property
     def unit(self) -> Unit:
@@ -183,6 +211,12 @@ MADE: Final = (ADVANTAGES, OLD)
 EXPERTS: Final = "experts"
 """Column with the experts that each token was routed to when it was sampled: the expert numbers from 1, layer after
 layer; 0: unknown."""
+KEPT: Final = "kept_tokens"
+"""Column with the tokens that a token was sampled from: their ids from 1; 0: none."""
+SEEN: Final = "sampler_tokens"
+"""Column with the sampler's most probable tokens where a token was sampled."""
+SHARES: Final = "sampler_shares"
+"""Column with the sampler's probabilities of these tokens, followed by the probability of all others together."""
 METRICS: Final = {
     "rollout/reward_std": ("standard deviation of the rewards of the step", ""),
     "rollout/no_signal": (
@@ -193,10 +227,12 @@ METRICS: Final = {
         "with `attempts`: groups that were replaced because their rewards were all equal, per group of the step",
         "groups",
     ),
-    "rollout/overlong": (
-        "with `overlong`: what the rewards of the step include for the length of a completion, mean",
-        "",
+    "rollout/replayed": ("with `replay_prompts`: share of the prompts of the step that were drawn", "share, 0 to 1"),
+    "rollout/solved": (
+        "with `replay_prompts`: share of the completions of the step whose reward is at least `solved`",
+        "share, 0 to 1",
     ),
+    "rollout/overlong": ("with `overlong`: what rewards include for the length of a completion, mean of the step", ""),
     "rollout/tokens": (
         "length of a completion including the final token, mean over the completions of the step; of an episode, the "
         "tokens of all its turns",
@@ -231,6 +267,12 @@ METRICS: Final = {
         "nats",
     ),
     "rollout/logprob_gap_max": ("the same, maximum of the step", "nats"),
+    "rollout/divergence": (
+        "with `compare`: divergence KL(sampler ‖ step) of the distribution that a token was sampled from, over the "
+        "`compare` most probable tokens of the sampler and all others as one; mean over the sampled tokens of the step",
+        "nats a token",
+    ),
+    "rollout/divergence_max": ("the same, maximum of the step", "nats"),
 }
 
 
@@ -270,6 +312,20 @@ class Rollout:
     top_p: float = setting(
         "nucleus sampling: share of the probability to sample from", default=1.0, check=between(0.01, 1)
     )
+    logprobs: Literal["raw", "processed"] = setting(
+        "log-probabilities of sampler and loss: raw: over all tokens; processed: over the tokens that `top_k` and "
+        "`top_p` leave, which the step keeps (2512.02556, section 3.1); both of logits / temperature",
+        default="raw",
+        added=True,
+    )
+    compare: int | None = setting(
+        "most probable tokens whose probabilities are compared between sampler and step, and all others as one "
+        "(`rollout/divergence`); none: only sampled tokens are compared",
+        default=None,
+        check=at_least(1),
+        example="64",
+        added=True,
+    )
     scale_rewards: Literal["group", "none"] = setting(
         "advantages are rewards minus the mean of their group; group: divided by the standard deviation of the "
         "group; none: not divided (2503.20783)",
@@ -299,6 +355,22 @@ class Rollout:
         default=1,
         check=at_least(1),
         added=True,
+    )
+    replay_prompts: float = setting(
+        "share of the prompts of a step that are drawn from earlier ones by their `difficulty`, instead of new ones",
+        default=0.0,
+        check=Range(low=0, below=1),
+        added=True,
+        example="0.25",
+    )
+    difficulty: Literal["unsolved", "learnable"] = setting(
+        "weight of a prompt whose completions succeeded with share s when it was last sampled: unsolved: 1 − s "
+        "(2501.12599); learnable: s (1 − s) (2502.12272)",
+        default="unsolved",
+        added=True,
+    )
+    solved: float = setting(
+        "with `replay_prompts`: least reward of a completion that succeeds", default=1.0, added=True
     )
     steps: int = setting(
         "optimizer steps whose completions are sampled together, with the weights before the first of them; each "

@@ -22,7 +22,7 @@ from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import Kind, PipelineAction, end_names, order
 from xtrain.plan.resolved import Resolved
 from xtrain.planner.costs.block_trace import block_trace, local_of
-from xtrain.planner.derive.further_models import replayed_bytes, sampling_bytes, scorer_bytes
+from xtrain.planner.derive.further_models import recorded_bytes, sampling_bytes, scorer_bytes
 from xtrain.planner.derive.model import kept_tensors
 from xtrain.planner.derive.update_work import optimizer_work
 from xtrain.text.units import BYTES
@@ -157,7 +157,7 @@ def _memory(resolved: Resolved, pp: int, states: OwnedBytes, peak: int, **parts:
     scorer, scoring = scorer_bytes(resolved, pp)
     sampling = _buckets(resolved, states) + max(sampling_bytes(resolved), scoring)
     peak = max(peak, persistent + updating, persistent + sampling)
-    peak += states.reference + scorer + replayed_bytes(resolved)
+    peak += states.reference + scorer + recorded_bytes(resolved)
     return Memory(
         parameters=states.parameters,
         gradients=states.trained,

@@ -18,6 +18,7 @@ from xtrain.blocks.op_trace import CP, INDEX, TP, CollectiveCall, FsdpUnit
 from xtrain.blocks.stage_costs import StageCosts
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.actions import SIGNALS
+from xtrain.dsl.schema.policy import SHARES
 from xtrain.lazy_attrs import define
 from xtrain.plan.amounts import agree_args
 from xtrain.plan.architecture import EMBEDDING, SCORE, ParameterSpec, name_in_block
@@ -26,6 +27,7 @@ from xtrain.plan.mesh import AXES, folded_axes
 from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import PipelineAction, gathered_stages, order, stage_end_names
 from xtrain.plan.resolved import Resolved
+from xtrain.planner.derive.further_models import sampler_widths
 from xtrain.planner.derive.update_work import optimizer_work
 from xtrain.planner.graph.saving import puts_off
 from xtrain.planner.graph.timeline import acts_together, fill_schedule
@@ -225,10 +227,15 @@ def _ends(calls: CollectiveCounts, resolved: Resolved, stage: StageCosts, count:
         reads, teacher = reads_of(resolved), resolved.spec.loss.learns_from
         live = teacher is not None and teacher.live
         piece = tokens_at_once(resolved, local, models=2 if live else 1)
+        shares = sampler_widths(resolved).get(SHARES, 0)
         for first in range(0, local.tokens, piece):
+            if shares:  # the probabilities of the sampler's tokens
+                bytes = min(piece, local.tokens - first) * shares * FP64
+                calls.add(CollectiveCall("tp", "all_reduce", TP, bytes), count)
             exact = min(piece, local.tokens - first) * local.exact
             if live and tensor.loss:  # the largest logits of both models, sums over all logits, and the divergence
-                for sums in (2, 5, 2 if resolved.spec.loss.args()["form"] == "jsd" else 1):
+                form = resolved.spec.loss.args()["form"]
+                for sums in (1, 2, 1, 2) if resolved.spec.loss.columns else (2, 5, 2 if form == "jsd" else 1):
                     calls.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
             elif tensor.loss:
                 calls.add(CollectiveCall("tp", "all_reduce", TP, exact), count)

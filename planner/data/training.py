@@ -324,11 +324,12 @@ def _problems(spec: Spec, trained: Set[str]) -> Iterator[RolloutProblem]:
     if spec.rollout is not None:
         asked = {action.asks() for _, action in spec.actions}
         prompting = [name for name in spec.datasets if name in trained | asked]
-        from xtrain.planner.data.engines import problems_of_engine
         from xtrain.planner.data.episodes import problems_of_episodes  # only rollouts have episodes
+        from xtrain.planner.data.sampling import problems_of_engine, problems_of_logprobs, problems_of_replay
 
         yield from (*_own(spec, spec.rollout), *problems_of_episodes(spec, spec.rollout, prompting))
-        yield from problems_of_engine(spec, spec.rollout)
+        for problems in (problems_of_engine, problems_of_logprobs, problems_of_replay):
+            yield from problems(spec, spec.rollout)
         yield from (*_loss(spec), *_around(spec))
         for name in prompting:
             yield from _dataset(name, spec.datasets[name])
@@ -440,9 +441,9 @@ def _distillation(spec: Spec, teacher: Teacher) -> Iterator[RolloutProblem]:
     if teacher.labels:
         message = "its labels are samples of the model itself, whose cross-entropy teaches it nothing"
         yield "loss.mix", "loss.mix", message, "remove it"
-    for name in (each for each in ("steps", "updates") if getattr(spec.rollout, each) > 1):
+    for name in (each for each in ("steps", "updates") if getattr(spec.rollout, each) > 1 and not spec.loss.columns):
         message = "a divergence is taken of what the current model samples, not of completions sampled earlier"
-        yield name, f"rollout.{name}", message, f"write `{name} = 1`"
+        yield name, f"rollout.{name}", message, f"write `{name} = 1`, or `form = policy_gradient`"
 
 
 def _around(spec: Spec) -> Iterator[RolloutProblem]:

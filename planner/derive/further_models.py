@@ -14,7 +14,7 @@ from attrs import evolve
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.dsl.schema.losses import LOSSES
-from xtrain.dsl.schema.policy import Rollout
+from xtrain.dsl.schema.policy import KEPT, SEEN, SHARES, Rollout
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.spec_text import tokenizer_text
 from xtrain.lazy_attrs import frozen
@@ -111,7 +111,7 @@ def kept_completions_bytes(resolved: "Resolved", rollout: Rollout) -> int:
     positions = completion_positions(resolved, rollout)
     experts = positions * replayed_width(resolved) * BYTES["fp32"]
     tokens = rollout.max_tokens if rollout.environment is None else positions + 1
-    return waiting * (tokens * TOKEN_BYTES + experts)
+    return waiting * (tokens * (TOKEN_BYTES + sum(sampler_widths(resolved).values()) * BYTES["fp32"]) + experts)
 
 
 def replayed_width(resolved: "Resolved") -> int:
@@ -120,10 +120,22 @@ def replayed_width(resolved: "Resolved") -> int:
     return len(arch.expert_layers) * arch.experts_per_token if rollout is not None and rollout.replay_routing else 0
 
 
-def replayed_bytes(resolved: "Resolved") -> int:
-    """Return the bytes of these numbers for the microbatches that are on a device at once."""
+def sampler_widths(resolved: "Resolved") -> dict[str, int]:
+    """Return how many numbers of each sampled token the sampler records, by the name of their column."""
+    rollout, vocabulary = resolved.spec.rollout, resolved.architecture.vocab
+    if rollout is None:
+        return {}
+    widths = {KEPT: min(rollout.top_k or vocabulary, vocabulary)} if rollout.logprobs == "processed" else {}
+    if rollout.compare is not None:
+        widths |= {SEEN: min(rollout.compare, vocabulary), SHARES: min(rollout.compare, vocabulary) + 1}
+    return widths
+
+
+def recorded_bytes(resolved: "Resolved") -> int:
+    """Return the bytes of what sampling records of tokens for the microbatches that are on a device at once."""
     microbatches = resolved.batch.accumulate if resolved.size("pp") > 1 else 1
-    return microbatches * resolved.positions * replayed_width(resolved) * BYTES["fp32"]
+    width = replayed_width(resolved) + sum(sampler_widths(resolved).values())
+    return microbatches * resolved.positions * width * BYTES["fp32"]
 
 
 def sampling_bytes(resolved: "Resolved") -> int:

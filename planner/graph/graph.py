@@ -38,7 +38,7 @@ from xtrain.plan.resolved import Resolved
 from xtrain.plan.timeline import waits_for_data
 from xtrain.planner.graph.data import add_data
 from xtrain.planner.graph.model import add_model
-from xtrain.planner.graph.rollouts import COMPLETIONS
+from xtrain.planner.graph.rollouts import COMPLETIONS, PROMPT_RATES
 from xtrain.planner.graph.saving import add_average, add_resume, on_nan
 from xtrain.planner.graph.step import add_hooks, add_step
 from xtrain.planner.graph.timeline import ActionNodes, Schedule, alert_args, alert_text, build_timeline
@@ -301,10 +301,12 @@ def _resume(
     args = {"peak_flops": None if isinstance(given, Auto) else given}
     does = "count steps, seconds and tokens; estimate the run's duration after 3 s of steps"
     observe = graph.add("setup", "setup.observe", does, args=args, after=(ROOT,))
-    several = resolved.spec.rollout is not None and resolved.spec.rollout.steps > 1
+    rollout = resolved.spec.rollout
+    several = rollout is not None and rollout.steps > 1
     before: list[str | tuple[str, str]] = [
         (loader, "loader"),
         *([(COMPLETIONS, "completions")] if several else []),
+        *([(PROMPT_RATES, "success rates")] if rollout is not None and rollout.replay_prompts else []),
         (optimizer, "optimizer"),
         (scheduler, "scheduler"),
         *averages,

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.adapters import TaskAdapters
-from xtrain.dsl.schema.losses import ADVANTAGES, Loss
+from xtrain.dsl.schema.losses import ADVANTAGES, OLD, Loss
 from xtrain.dsl.schema.precision import ROW
 from xtrain.plan.canonical import portable
 from xtrain.plan.graph import INITIAL, ORDER, Builder, Rule, Rules, learns, resumes, rounds, stays
@@ -272,7 +272,7 @@ def _loss(graph: Builder, resolved: Resolved, last: str) -> str:
 def _temperature(graph: Builder, resolved: Resolved, last: str) -> str:
     """Add the temperature, so that losses use the distribution that completions are drawn from."""
     rollout = resolved.spec.rollout
-    if rollout is None or rollout.temperature == 1 or ADVANTAGES not in resolved.spec.loss.columns:
+    if rollout is None or rollout.temperature == 1 or not {ADVANTAGES, OLD}.intersection(resolved.spec.loss.columns):
         return last
     args = {"temperature": rollout.temperature}
     does = f"training losses use logits / {rollout.temperature:g}, the distribution that completions are drawn from"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 
-from xtrain.dsl.schema.policy import REWARDS, Environment, Reward, Rollout, SamplingEngine
+from xtrain.dsl.schema.policy import KEPT, REWARDS, SEEN, Environment, Reward, Rollout, SamplingEngine
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.canonical import portable
 from xtrain.plan.data import call_text
@@ -24,6 +24,7 @@ from xtrain.planner.derive.further_models import (
     computes_again,
     kept_completions_bytes,
     longest_prompt,
+    sampler_widths,
     sampling_cache_bytes,
     scorer_of,
 )
@@ -124,6 +125,10 @@ def sampling_seconds(resolved: Resolved, rollout: Rollout) -> float | None:
 PROMPTS = "setup.prompts"
 SCORER = "setup.scorer"
 COMPLETIONS = "setup.completions"
+PROMPT_RATES = "setup.prompt_rates"
+
+
+DIFFICULTIES: Final = {"unsolved": "1 − s", "learnable": "s (1 − s)"}
 
 
 @frozen
@@ -177,6 +182,13 @@ def weights_node(resolved: Resolved, rollout: Rollout, engine: SamplingEngine) -
     return RolloutStep("rollout.weights", does, args, resolved.wide(*AXES))
 
 
+@resumes(
+    PROMPT_RATES,
+    "seed",
+    switch=True,
+    share=learns("rollout.replay_prompts", "prompts are drawn by it from here on"),
+    difficulty=learns("rollout.difficulty", "prompts are drawn by it from here on"),
+)
 @resumes("setup.prompts", "positions max_tokens")
 @resumes("setup.completions", "steps updates stale")
 @resumes(
@@ -194,7 +206,19 @@ def add_prompts(graph: Builder, resolved: Resolved, loader: str) -> None:
     args = {"positions": completion_positions(resolved, rollout), "max_tokens": rollout.max_tokens}
     most = f"{longest_prompt(resolved, rollout):,} tokens"
     does = f"take prompts from documents: the text before the last answer, at most {most}"
-    graph.add("setup", PROMPTS, does, args=args, after=((loader, "rows"), ("setup.tokenizer", "tokenizer")))
+    sources = ((loader, "rows"), ("setup.tokenizer", "tokenizer"))
+    if rollout.replay_prompts:
+        share, weight = int(rollout.replay_prompts * resolved.batch.rows), DIFFICULTIES[rollout.difficulty]
+        drawn = f"draw {plural(share, 'prompt')} of each step from earlier ones, by {weight}, s the share of their "
+        drawn += "newest completions that succeeded; a checkpoint includes s of each prompt"
+        rates = {
+            "share": rollout.replay_prompts,
+            "difficulty": rollout.difficulty,
+            "seed": resolved.spec.experiment.seed,
+        }
+        graph.add("setup", PROMPT_RATES, drawn, args=rates, after=(loader,))
+        sources = (*sources, (PROMPT_RATES, "success rates"))
+    graph.add("setup", PROMPTS, does, args=args, after=sources)
     add_engine(graph, resolved, PROMPTS)
     folder = None if resolved.spec.reward is None else resolved.spec.reward.model_folder
     if folder is not None:
@@ -238,7 +262,7 @@ def _reward_rules(args: Mapping[str, Any]) -> Rules:
     "rollout.generate",
     "seed",
     switch=True,
-    harmless="rollout.show",
+    harmless="rollout.show rollout.compare",
     replay_routing=learns("rollout.replay_routing", "tokens go to their experts by it from here on"),
     steps=learns("rollout.steps", "completions are sampled for this many steps at once from here on"),
     updates=learns("rollout.updates", "this many steps learn from each completion from here on"),
@@ -249,6 +273,7 @@ def _reward_rules(args: Mapping[str, Any]) -> Rules:
     top_p=learns("rollout.top_p", _SAMPLED),
     environment=learns("rollout.environment", _SAMPLED),
     turns=learns("rollout.turns", _SAMPLED),
+    logprobs=learns("rollout.logprobs", "log-probabilities are of other tokens from here on"),
     stale=learns("rollout.stale", "completions are asked for this many steps ahead from here on"),
 )
 @resumes(
@@ -269,6 +294,7 @@ def _reward_rules(args: Mapping[str, Any]) -> Rules:
     switch=True,
     attempts=learns("rollout.attempts", "groups without a signal are replaced by it from here on"),
 )
+@resumes("rollout.remember", switch=True, solved=learns("rollout.solved", "completions succeed by it from here on"))
 @resumes("rollout.reference")
 @resumes("rollout.rows", mask_truncated=_MASKED)
 def before_step(resolved: Resolved, rollout: Rollout, reward: Reward | None) -> list[RolloutStep]:
@@ -281,6 +307,8 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward | None) -> 
         "seed": resolved.spec.experiment.seed,
         **({"top_k": rollout.top_k} if rollout.top_k is not None else {}),
         **({"replay_routing": True} if rollout.replay_routing else {}),
+        **({"logprobs": rollout.logprobs} if rollout.logprobs != "raw" else {}),
+        **({"compare": rollout.compare} if rollout.compare is not None else {}),
         **({"show": int(rollout.show.value)} if rollout.show is not None else {}),
         **({"steps": rollout.steps} if rollout.steps > 1 else {}),
         **({"updates": rollout.updates} if rollout.updates > 1 else {}),
@@ -306,6 +334,7 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward | None) -> 
         does += f"{several}: {episodes_text(resolved, rollout)}; "
     does += f"{drawn_text(rollout)}; "
     does += "record the experts of each token for the step; " if rollout.replay_routing else ""
+    does += _recorded_text(resolved, rollout)
     engine = resolved.spec.engine
     if engine is not None:
         does = f"ask {engine.title} for these completions: {does}{asked_text(rollout)}"
@@ -327,6 +356,9 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward | None) -> 
     replaces += f"times: a step samples up to {rollout.attempts} times as much"
     replacing = RolloutStep("rollout.replace", replaces, {"attempts": rollout.attempts}, everyone)
     replacing_nodes = [replacing] if rollout.attempts > 1 else []
+    if rollout.replay_prompts:
+        remembers = f"remember the share of completions of each prompt with a reward of at least {rollout.solved:g}"
+        replacing_nodes.append(RolloutStep("rollout.remember", remembers, {"solved": rollout.solved}, everyone))
     if rollout.environment is not None:
         made = (
             f"advantages: reward of an episode minus the mean of its group{by}; {made}; turns are trained on, what the "
@@ -353,7 +385,20 @@ def before_step(resolved: Resolved, rollout: Rollout, reward: Reward | None) -> 
     return nodes
 
 
-@resumes("rollout.compare", "replay_routing")
+def _recorded_text(resolved: Resolved, rollout: Rollout) -> str:
+    """Return what is recorded of the distribution that a token is sampled from."""
+    widths = sampler_widths(resolved)
+    text = ""
+    if KEPT in widths:
+        text = "log-probabilities of sampler and step are of the tokens that top_k and top_p leave, "
+        text += f"at most {widths[KEPT]:,}; "
+    if rollout.compare is not None:
+        text += f"record the {widths[SEEN]:,} most probable tokens where each is sampled; "
+    size = sum(widths.values()) * BYTES["fp32"]
+    return f"{text}{bytes_text(size)} more for each token; " if size else ""
+
+
+@resumes("rollout.compare", "replay_routing distributions")
 def behind_forward(resolved: Resolved) -> RolloutStep:
     """Return the node that measures the sampler after the step has computed the same tokens."""
     does = "compare the log-probabilities of sampler and step"
@@ -361,6 +406,9 @@ def behind_forward(resolved: Resolved) -> RolloutStep:
         {"replay_routing": True} if resolved.spec.rollout is not None and resolved.spec.rollout.replay_routing else {}
     )
     does += ", and the experts that the step would choose with the replayed ones" if replays else ""
+    if resolved.spec.rollout is not None and (number := resolved.spec.rollout.compare) is not None:
+        does += f"; and the whole distributions: the {number:,} most probable tokens of the sampler, all others as one"
+        replays = {**replays, "distributions": True}
     return RolloutStep("rollout.compare", does, replays, resolved.wide(*AXES))
 
 

@@ -9,6 +9,7 @@ from xtrain.dsl.schema.actions import FAILURE, action_of
 from xtrain.dsl.schema.component import planned_class
 from xtrain.dsl.schema.data import BIAS_SPEED, ROUTER
 from xtrain.dsl.schema.losses import OLD
+from xtrain.dsl.schema.policy import PolicyLoss
 from xtrain.dsl.schema.run import Hook
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.user_parts.kinds import AROUND, IN_STEP, NOTHING, PLACES, Place
@@ -107,6 +108,15 @@ AWAITS: Final = "wait until the copy of the state being saved is complete"
 )
 @resumes("step.check_finite", limit=_LIMIT)
 @resumes("step.unscale")
+@resumes(
+    "step.kl_weight", switch=True, weight=stays("loss.kl_weight", "a resumed run has the weight as it was adapted")
+)
+@resumes(
+    "step.adapt_kl_weight",
+    switch=True,
+    target=learns("loss.kl_target", "the weight of the divergence is adapted to it from here on"),
+    gain=learns("loss.kl_gain", "the weight of the divergence is adapted by it from here on"),
+)
 @resumes("step.loss_scale", switch=True, scale=stays("precision.fp16.scale", "a resumed run has the scale it had"))
 @resumes(
     "step.check_overflow",
@@ -207,6 +217,10 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     if (fp16 := spec.precision.loss_scale) is not None:
         does = f"multiply the loss by a scale, {fp16.scale:,} at first, so that small gradients are not 0 in fp16"
         then("step.loss_scale", does, {"scale": fp16.scale})
+    adapted = spec.loss if isinstance(spec.loss, PolicyLoss) and spec.loss.kl_target is not None else None
+    if adapted is not None:
+        does = f"weight of the divergence from the reference: {adapted.kl_weight:g} at first, then as adapted"
+        then("step.kl_weight", does, {"weight": adapted.kl_weight})
     share = estimates.flops_per_step / resolved.layout.mesh.world_size
     if spec.loss.mismatched:
         does = "reference point of log-ratios: their mean over answers after the prompts of other documents of "
@@ -273,6 +287,10 @@ def add_step(graph: Builder, resolved: Resolved, after: str, estimates: Estimate
     update = f"{' and '.join(kinds)} {'updates' if len(kinds) == 1 else 'update'}"
     then("step.optimizer", f"{update} the parameters a rank owns")
     hooks("after_optimizer")
+    if adapted is not None:
+        does = f"multiply the weight of the divergence by 1 + {adapted.kl_gain:g} · clip(policy/reference_kl / "
+        does += f"{adapted.kl_target:g} − 1, −0.2, 0.2)"
+        then("step.adapt_kl_weight", does, {"target": adapted.kl_target, "gain": adapted.kl_gain})
     if (speed := resolved.architecture.router_bias_speed) > 0:
         args = {"speed": speed}
         if any("router_bias_speed" in phase.router for phase in resolved.phases):

@@ -4,7 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from attrs import asdict, define, field, frozen
@@ -141,6 +141,21 @@ class LossScale:
             self.value, self.good = min(self.value * 2, LARGEST_SCALE), 0
 
 
+LARGEST_ERROR: Final = 0.2  # of a divergence, as a share of its target, that adapts its weight
+
+
+@define
+class KlWeight:
+    """Weight of the divergence from a reference in a policy loss."""
+
+    value: float
+
+    def adapt(self, divergence: float, target: float, gain: float) -> None:
+        """Move the weight toward a divergence of `target` (Ziegler et al. 2019, arXiv 1909.08593, section 2.2)."""
+        error = min(max(divergence / target - 1, -LARGEST_ERROR), LARGEST_ERROR)
+        self.value *= 1 + gain * error
+
+
 @define
 class Progress:
     """Progress of the run. `step` counts finished optimizer steps, `tokens` their positions.
@@ -159,6 +174,8 @@ class Progress:
     """Id of a tick's node → its counters, as JSON, which checkpoints keep."""
     loss_scale: LossScale | None = None
     """None in a run without a scale of the loss, and before its first step."""
+    kl_weight: KlWeight | None = None
+    """None in a run whose weight is not adapted, and before its first step."""
     over: str = ""
     """Reason to finish the run before the end of its budget, alike on all ranks; empty: none."""
 
@@ -168,7 +185,8 @@ class Progress:
         tasks = {"bad_tasks": dict(self.bad_tasks)} if any(self.bad_tasks.values()) else {}
         kept = {"kept": {node: dict(counters) for node, counters in self.kept.items()}} if self.kept else {}
         scale = {"loss_scale": asdict(self.loss_scale)} if self.loss_scale is not None else {}
-        own = {**norms, **tasks, **kept, **scale}
+        weight = {"kl_weight": self.kl_weight.value} if self.kl_weight is not None else {}
+        own = {**norms, **tasks, **kept, **scale, **weight}
         return {"step": self.step, "tokens": self.tokens, "nonfinite": self.bad.counters(), **own}
 
     def take(self, state: dict[str, Any]) -> None:
@@ -178,6 +196,7 @@ class Progress:
         self.norms = NormStatistics(**state.get("gradient_norms", {}))
         self.bad_tasks = dict(state.get("bad_tasks", {}))
         self.loss_scale = LossScale(**state["loss_scale"]) if "loss_scale" in state else None
+        self.kl_weight = KlWeight(state["kl_weight"]) if "kl_weight" in state else None
         self.kept = {node: dict(counters) for node, counters in state.get("kept", {}).items()}
         self.measured = {name: entry for name, entry in self.measured.items() if entry[0] <= self.step}
         self.measured |= {name: (self.step, value) for name, value in state.get("metrics", {}).items()}

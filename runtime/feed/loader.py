@@ -198,7 +198,7 @@ class RowLoader:
 
     def step_rows(self, step: int) -> StepRows:
         """Return the rows that this rank takes in `step`."""
-        datasets, rows = self._taken(step)
+        datasets, rows = self.taken(step)
         mine = self._by_cost(datasets, rows) if self.balance else self._in_order[: self.num_microbatches(step)]
         if self.task_of:
             order = np.array(self.task_of)[datasets[mine]].argsort(axis=1, kind="stable")
@@ -211,7 +211,7 @@ class RowLoader:
         places = np.arange(self.rows_per_step, dtype=np.int64)
         return places.reshape(self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]
 
-    def _taken(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def taken(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the dataset of each row of a step, and its index there, both int64 [rows per step]."""
         datasets, cursors = self.curriculum.rows(step)
         if len(self.datasets) == 1:
@@ -247,7 +247,11 @@ class RowLoader:
 
     def rows(self, step: int) -> list[list[RawRow]]:
         """Return the rows of each of these microbatches as they are stored."""
-        taken, several = self.step_rows(step), len(self.datasets) > 1
+        return self.read(self.step_rows(step))
+
+    def read(self, taken: StepRows) -> list[list[RawRow]]:
+        """Return rows as they are stored."""
+        several = len(self.datasets) > 1
         readers = [dataset.reader for dataset in self.datasets]
         return [
             [
@@ -259,7 +263,7 @@ class RowLoader:
 
     def row(self, step: int, number: int) -> RawRow:
         """Return a row of a step by its number in the step, whichever rank takes it."""
-        datasets, rows = self._taken(step)
+        datasets, rows = self.taken(step)
         dataset, place = int(datasets[number]), self.curriculum.rows_before(step) + number
         known = dataset if len(self.datasets) > 1 else UNKNOWN
         return self.datasets[dataset].reader.row(int(rows[number]), dataset=known, position=place)

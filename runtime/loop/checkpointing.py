@@ -239,6 +239,7 @@ def resume(
     ema: WeightAverages | None = None,
     base: str | None = None,
     kept_completions: KeptFile | None = None,
+    prompt_rates: KeptFile | None = None,
 ) -> Beginning:
     """Restore the full state that the run starts from, if any: the named one, or the latest of the run."""
     state = FullState(
@@ -250,7 +251,7 @@ def resume(
         feed=feed,
         progress=progress,
         base=base,
-        completions=kept_completions,
+        completions=kept_completions or prompt_rates,
     )
     window.clear()
     if rank.replica is not None and rank.replica.comes_back:  # another group sends the state to resume from

@@ -168,7 +168,8 @@ class ModelBatch:
     the same on the host. row_losses: set by the last stage then. measures: in evaluation, also compute the minimized
     loss, not only the cross-entropy. labels_BS: in a server's microbatch [B, S, K], K labels for each position, and so
     are its losses; its columns are [B, S · K]. each: also compute the cross-entropy of every token. losses_BS: set by
-    the last stage then, 0 without label. as_sampled: in a forward without gradients too, use logits / temperature for
+    the last stage then, 0 without label. apart_BS: divergences from the sampler, fp64, set by the last stage if its
+    distributions are columns. as_sampled: in a forward without gradients too, use logits / temperature for
     the cross-entropy, if the run samples at another temperature than 1. recorded: [1 + metrics], the minimized loss if
     it is not the cross-entropy alone, and further metrics; set by the last stage. text_BS, place_B, in_row_BS, columns,
     units: see `Microbatch`.
@@ -188,6 +189,7 @@ class ModelBatch:
     measures: bool = False
     each: bool = False
     losses_BS: Tensor | None = None
+    apart_BS: Tensor | None = None
     as_sampled: bool = False
     text_BS: Tensor | None = None
     columns: dict[str, Tensor] = field(factory=dict)
@@ -262,8 +264,9 @@ class Prompt:
 class Completion:
     """A sampled completion.
 
-    tokens [C]: with the end token. logprobs [C]: of logits / temperature, before any are left out. left_out: sum over
-    its tokens of the left-out probability. text: without the end token. cut: it has no end token, because it reached
+    tokens [C]: with the end token. logprobs [C]: of logits / temperature, before any are left out, or of the tokens
+    that are left. left_out: sum over its tokens of the left-out probability. columns: further numbers of its tokens, by
+    the name of their column, [C, width]. text: without the end token. cut: it has no end token, because it reached
     the largest length. experts: int32 [P + C, width], the column `EXPERTS` of prompt and completion, if recorded.
 
     Of an episode: tokens [C]: the whole conversation, from its first message on, without the prompt. sampled [C]: 1
@@ -278,6 +281,7 @@ class Completion:
     text: str
     cut: bool
     left_out: float = 0.0
+    columns: Mapping[str, np.ndarray] = field(factory=dict, eq=False)
     experts: np.ndarray | None = field(default=None, eq=False)
     sampled: Sequence[int] | None = None
     rewards: Sequence[float] = ()
@@ -315,6 +319,10 @@ class SampledGroup:
             pairs = zip(heads, numbers, strict=True)
             return [np.concatenate((np.zeros(len(head)), values)).astype(np.float32) for head, values in pairs]
 
+        def wide(name: str) -> list[np.ndarray]:
+            pairs = zip(heads, (completion.columns[name] for completion in self.completions), strict=True)
+            return [np.concatenate((np.zeros((len(head), own.shape[1]), own.dtype), own)) for head, own in pairs]
+
         masks = [_sampled(completion) for completion in self.completions]
         learned = [not (mask_truncated and (each.cut or each.lost)) for each in self.completions]
         trained = column(mask * on for mask, on in zip(masks, learned, strict=True))
@@ -326,6 +334,7 @@ class SampledGroup:
                 OLD: column(completion.logprobs for completion in self.completions),
                 **({ADVANTAGES: column(advantages)} if len(self.advantages) else {}),
                 **({EXPERTS: experts} if len(experts) == len(masks) else {}),
+                **{name: wide(name) for name in self.completions[0].columns},
             },
             values={name: [value] * len(masks) for name, value in self.prompt.values.items()},
             dataset=self.prompt.dataset,

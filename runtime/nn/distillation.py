@@ -1,7 +1,8 @@
 """Distillation: divergences of a student from a teacher's stored tokens, or from the logits of a live teacher."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -9,10 +10,22 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
-from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
+from xtrain.dsl.schema.losses import OLD, TEACHER_IDS, TEACHER_LOGPROBS
+from xtrain.dsl.user_parts.kinds import LOGPROB
 from xtrain.runtime.base.collectives import all_reduce
-from xtrain.runtime.nn.head_product import HeadFactors, HeadProduct, product_of
-from xtrain.runtime.nn.loss import IGNORE, Head, LossTerms, Objective, cap_logits, gathered, own_positions, scaled
+from xtrain.runtime.nn.head_product import HeadFactors, HeadProduct, own_positions, product_of
+from xtrain.runtime.nn.loss import (
+    IGNORE,
+    Head,
+    LossTerms,
+    Objective,
+    cap_logits,
+    cool_logits,
+    gathered,
+    gradient_of,
+    scaled,
+    statistics_of,
+)
 
 METRICS: Final = 2
 
@@ -22,8 +35,8 @@ class Distillation(Objective):
     """Objective per token: (1 − mix) · temperature² · divergence + mix · cross-entropy.
 
     form, beta: see `divergence`. Both distributions use logits / temperature, with the factor of Hinton et al. (arXiv
-    1503.02531), which keeps the size of gradients at every temperature. columns: stored columns of the teacher; none
-    for a live one.
+    1503.02531), which keeps the size of gradients at every temperature. columns: stored columns of the teacher; of a
+    live one, which computes next to the student, what the form reads.
     """
 
     form: str
@@ -32,11 +45,7 @@ class Distillation(Objective):
     mix: float
     metrics: tuple[str, ...]
     columns: tuple[str, ...] = (TEACHER_IDS, TEACHER_LOGPROBS)
-
-    @property
-    def live(self) -> bool:
-        """True if the teacher computes next to the student."""
-        return not self.columns
+    live: bool = False
 
 
 class Divergence(NamedTuple):
@@ -141,7 +150,7 @@ class _Distilled(torch.autograd.Function):
         objective, cross_entropy = torch.zeros((2,), dtype=exact, device=hidden_TD.device)
         metrics_M = torch.zeros(METRICS, dtype=exact, device=hidden_TD.device)
         each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
-        grads = product.gradients(exact)
+        grads = product.gradients(exact, head.temperature)
         for first in range(0, labels_T.numel(), tokens):
             part = slice(first, first + tokens)
             logits_tV = product.logits(part).to(exact)
@@ -286,11 +295,13 @@ def live_losses(
     labels_T: Tensor,
     head: Head,
     taught: Taught,
+    columns: Mapping[str, Tensor] = MappingProxyType({}),
     *,
     each: bool = False,
     factors: Sequence[HeadFactors] = (),
 ) -> LossTerms:
-    """Return the losses as `distillation_losses`, of the distributions over the whole vocabulary.
+    """Return the losses as `distillation_losses`, of the distributions over the whole vocabulary, or with the column
+    OLD by `policy_gradient`.
 
     The logits of both models exist for as many tokens as their size together permits.
     """
@@ -298,9 +309,46 @@ def live_losses(
     def piece(part: slice, logits_tV: Tensor, labels_t: Tensor, needs: bool) -> LogitsPiece:
         teacher_tV = F.linear(taught.hidden_TE[part], taught.weight_VE).to(logits_tV.dtype)
         cap_logits(teacher_tV, taught.head, slope=False)
+        if OLD in columns:
+            return policy_gradient(logits_tV, teacher_tV, labels_t, head, columns[OLD], part, needs)
         return compared(logits_tV, teacher_tV, labels_t, head, needs)
 
     return distilled(hidden_TD, weight_VD, labels_T, head, piece, head.at_once(2), each=each, factors=factors)
+
+
+def policy_gradient(
+    logits_tV: Tensor,
+    teacher_tV: Tensor,
+    labels_t: Tensor,
+    head: Head,
+    sampled_T: Tensor,
+    part: slice,
+    needs: bool,
+) -> LogitsPiece:
+    """Return −ρ A of each token of a piece: A the log-probability of the teacher minus the sampler's, without gradient,
+    and ρ the probability of the student divided by the sampler's. Overwrites both logits.
+
+    The advantage is the negative reverse KL of a sampled token (thinkingmachines.ai/blog/on-policy-distillation, loss
+    `importance_sampling` of the Tinker cookbook, discount 0).
+    """
+    slope_tV = cap_logits(logits_tV, head, slope=needs)
+    for each_tV in (logits_tV, teacher_tV):
+        cool_logits(each_tV, head, part)
+    known_t, valid_t = labels_t != IGNORE, (labels_t != IGNORE).to(logits_tV.dtype)
+    taught_t = statistics_of(teacher_tV, labels_t, head, ()).logprobs(known_t)
+    stats = statistics_of(logits_tV, labels_t, head, ())
+    if head.compared is not None:
+        head.compared.compare(stats.softmax_TV, head.first, head.group, part)
+    sampled_t = torch.where(known_t, sampled_T[part].to(taught_t.dtype), 0.0)
+    advantage_t = (taught_t - sampled_t) * valid_t
+    ratio_t = (stats.logprobs(known_t) - sampled_t).exp() * valid_t
+    loss_t, nll_t = -ratio_t * advantage_t, (stats.lse_T - stats.label_T) * valid_t
+    loss = loss_t.sum() + head.z_weight * (stats.lse_T.square() * valid_t).sum()
+    metrics_M = torch.stack((-advantage_t.sum(), ratio_t.sum()))
+    if not needs:
+        return LogitsPiece(loss, nll_t, metrics_M, None)
+    grad_tV = gradient_of({LOGPROB: loss_t}, stats, valid_t, head)  # the derivative of e^x is e^x
+    return LogitsPiece(loss, nll_t, metrics_M, grad_tV if slope_tV is None else grad_tV.mul_(slope_tV))
 
 
 def compared(logits_tV: Tensor, teacher_tV: Tensor, labels_t: Tensor, head: Head, needs: bool) -> LogitsPiece:

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from attrs import define, frozen
 from torch import Tensor
+
+from xtrain.runtime.base.collectives import all_reduce
 
 
 class HeadFactors(NamedTuple):
@@ -230,3 +233,57 @@ class TaskRouting:
             torch.full((n * positions,), place, dtype=torch.int64, device=device) for place, n in enumerate(self.counts)
         ]
         return torch.cat(parts)
+
+
+# Tokens that a sampler has recorded: those that it kept, and the likeliest with their probabilities. T tokens, V of a
+# rank's piece of the vocabulary, K recorded tokens; `first` is the first id of the piece.
+
+LEFT_OUT: Final = -1e30  # a logit whose exponential is 0, and whose product with 0 is
+
+
+def own_positions(ids: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return the index of each id in a vocabulary piece of `width` from `first` on, 0 outside, and whether it is
+    inside. Any shape."""
+    position = ids - first
+    own = (position >= 0) & (position < width)
+    return torch.where(own, position, 0), own
+
+
+def leave_out(logits_TV: Tensor, kept_TK: Tensor, first: int) -> None:
+    """Give all tokens but the kept ones the probability 0, in place. kept_TK: ids from 1, 0: none."""
+    if not (width := logits_TV.shape[1]):
+        return
+    at_TK, own_TK = own_positions(kept_TK.long() - 1, first, width)
+    logits_TK = logits_TV.gather(1, at_TK).masked_fill_(~own_TK, LEFT_OUT)
+    # The maximum is independent of the order, so torch supports it in deterministic mode.
+    logits_TV.fill_(LEFT_OUT).scatter_reduce_(1, at_TK, logits_TK, "amax")
+
+
+def shares_of(softmax_TV: Tensor, ids_TK: Tensor, first: int, group: dist.ProcessGroup | None) -> Tensor:
+    """Return the probabilities of tokens and of all others together, fp32 [T, K + 1]. group: ranks with pieces
+    of the vocabulary."""
+    at_TK, own_TK = own_positions(ids_TK, first, softmax_TV.shape[1])
+    chosen_TK = softmax_TV.gather(1, at_TK) * own_TK if softmax_TV.shape[1] else torch.zeros_like(ids_TK)
+    shares_TK1 = torch.cat((chosen_TK.double(), softmax_TV.sum(-1, keepdim=True, dtype=torch.float64)), 1)
+    if group is not None:
+        shares_TK1 = all_reduce(shares_TK1, group)
+    shares_TK1[:, -1] -= shares_TK1[:, :-1].sum(-1)
+    return shares_TK1.clamp_(min=0).float()
+
+
+@frozen(eq=False)
+class ComparedTokens:
+    """Distributions of a sampler. ids_TK: its most probable tokens. shares_TK1: see `shares_of`. apart_T: receives the
+    divergences, fp64."""
+
+    ids_TK: Tensor
+    shares_TK1: Tensor
+    apart_T: Tensor
+
+    def compare(self, softmax_TV: Tensor, first: int, group: dist.ProcessGroup | None, part: slice) -> None:
+        """Set the divergences KL(sampler ‖ model) of some tokens, Σ s log(s / p) − s + p: with the last two terms,
+        whose sum is 0, rounding of single probabilities counts squared."""
+        sampler_TK1 = self.shares_TK1[part].double()
+        own_TK1 = shares_of(softmax_TV, self.ids_TK[part].long(), first, group).double()
+        ratio_TK1 = sampler_TK1 / own_TK1.clamp(min=torch.finfo(torch.float32).tiny)
+        self.apart_T[part] = (torch.xlogy(sampler_TK1, ratio_TK1) - sampler_TK1 + own_TK1).sum(-1)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
@@ -15,8 +16,16 @@ from torch import Tensor
 from xtrain.dsl.user_parts.kinds import LOGPROB
 from xtrain.plan.mesh import piece, tokens_in
 from xtrain.runtime.base.collectives import all_gather, all_reduce
+from xtrain.runtime.base.state import KlWeight
 from xtrain.runtime.nn.axes import TensorAxis
-from xtrain.runtime.nn.head_product import HeadFactors, HeadProduct, product_of
+from xtrain.runtime.nn.head_product import (
+    ComparedTokens,
+    HeadFactors,
+    HeadProduct,
+    leave_out,
+    own_positions,
+    product_of,
+)
 from xtrain.runtime.nn.layers import first_row
 
 IGNORE = -100
@@ -58,6 +67,7 @@ class Term(Objective):
     function: gets the log-probability of each label, [t] in at least fp32, and by name the STATISTICS in `reads` and
     the numbers of its `columns`; returns the loss of each token [t], which may depend only on that token's values, and
     if it has `metrics`, a dict of these, each [t]. failures: context for errors of the function and its backward.
+    kl_weight: weight that the function reads.
     """
 
     function: Callable[..., Any]
@@ -65,6 +75,7 @@ class Term(Objective):
     failures: Callable[[], AbstractContextManager[None]] = nullcontext
     columns: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
+    kl_weight: KlWeight | None = None
 
     def by(self, given: dict[str, Tensor], columns: Mapping[str, Tensor] | None = None) -> TermValues:
         """Return the values with derivatives. given: the label's log-probability, then the statistics read, by name;
@@ -89,7 +100,8 @@ class Head:
     memory at once. vocabulary: its whole size, of which `tensor`, if any, cuts a piece for each rank. cap: logits l
     become cap · tanh(l / cap) (Gemma 2, arXiv 2408.00118); None: unchanged. twice: the backward may run twice, as in a
     pipeline that computes gradients of inputs and weights separately. temperature: divisor of the logits, after the
-    cap. compiled: the losses and gradients of a piece are compiled, see `compiled_piece`.
+    cap. compiled: the losses and gradients of a piece are compiled, see `compiled_piece`. kept_TK: tokens that each
+    distribution is of, ids from 1, 0: none; None: all. compared: what to compare distributions with.
     """
 
     vocabulary: int
@@ -101,11 +113,18 @@ class Head:
     cap: float | None = None
     temperature: float = 1.0
     compiled: bool = False
+    kept_TK: Tensor | None = None
+    compared: ComparedTokens | None = None
 
     @property
     def first(self) -> int:
         """The first token id of this rank's piece."""
         return first_row(self.vocabulary, self.tensor)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks with pieces of the vocabulary, if any."""
+        return None if self.tensor is None else self.tensor.group
 
     @property
     def widest(self) -> int:
@@ -164,10 +183,13 @@ def cap_logits(logits_TV: Tensor, head: Head, *, slope: bool) -> Tensor | None:
     return slope_TV
 
 
-def cool_logits(logits_TV: Tensor, head: Head) -> None:
-    """Divide logits by the temperature, in place; `HeadGradients` divides their gradients."""
+def cool_logits(logits_TV: Tensor, head: Head, part: slice) -> None:
+    """Divide logits by the temperature and leave tokens out, in place; `HeadGradients` divides their gradients. part:
+    of the tokens."""
     if head.temperature != 1:
         logits_TV.div_(head.temperature)
+    if head.kept_TK is not None:
+        leave_out(logits_TV, head.kept_TK[part], head.first)
 
 
 def gathered(logits_TV: Tensor, head: Head) -> Tensor:
@@ -205,14 +227,6 @@ class Statistics(NamedTuple):
         value_T = known[name]
         assert value_T is not None
         return value_T
-
-
-def own_positions(ids: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return the index of each id in a vocabulary piece of `width` from `first` on, 0 outside, and whether it is
-    inside. Any shape."""
-    position = ids - first
-    own = (position >= 0) & (position < width)
-    return torch.where(own, position, 0), own
 
 
 def statistics_of(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[str, ...]) -> Statistics:
@@ -366,7 +380,7 @@ class _ChunkedLoss(torch.autograd.Function):
         each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
         term = head.term
         # Fused where each rank has all logits of a token, and nothing else is read from them.
-        fused = head.compiled and term is None and head.tensor is None and head.cap is None
+        fused = head.compiled and term is None and head.tensor is None and head.cap is None and head.kept_TK is None
         grads = product.gradients(exact, 1.0 if fused else head.temperature)
         assert term is None or isinstance(term, Term)
         metrics_M = torch.zeros(0 if term is None else len(term.metrics), dtype=exact, device=hidden_TD.device)
@@ -387,8 +401,10 @@ class _ChunkedLoss(torch.autograd.Function):
             valid_t = (labels_t != IGNORE).to(exact)
             logits_tV = product.logits(part).to(exact)
             slope_tV = cap_logits(logits_tV, head, slope=any(needs))
-            cool_logits(logits_tV, head)
+            cool_logits(logits_tV, head, part)
             stats = statistics_of(logits_tV, labels_t, head, reads)
+            if head.compared is not None:
+                head.compared.compare(stats.softmax_TV, head.first, head.group, part)
             loss_t = (stats.lse_T - stats.label_T) * valid_t
             loss = loss_t.sum()
             if each_T is not None:

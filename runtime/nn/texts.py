@@ -237,6 +237,13 @@ class Sampling:
             weights_BN = weights_BN * (weights_BN >= self.min_p * weights_BN.amax(-1, keepdim=True))
         return weights_BN, tokens_BN
 
+    def kept(self, logits_BV: Tensor) -> Tensor:
+        """Return the tokens that `Draws` chooses from, ids from 1 and 0 for left-out ones, int64 [B, N]."""
+        weights_BN, tokens_BN = self.candidates(centred(logits_BV))
+        if tokens_BN is None:
+            tokens_BN = torch.arange(logits_BV.shape[1], device=logits_BV.device).expand(weights_BN.shape)
+        return torch.where(weights_BN > 0, tokens_BN + 1, 0)
+
     def left_out(self, logits_BV: Tensor, logprob_BV: Tensor) -> Tensor:
         """Return the total probability [B] of left-out tokens. logprob_BV: of logits / temperature."""
         if self.top_k is None and self.top_p == 1 and not self.min_p:
@@ -260,17 +267,12 @@ class Draws:
     def next(self, logits_BV: Tensor) -> Tensor:
         """Return a token [B] for every row; NO_TOKEN if logits are NaN or infinite. A row takes one random number,
         whatever the candidates."""
-        best_B1 = logits_BV.amax(-1, keepdim=True)
-        known_B1 = best_B1.isfinite()  # others may be -inf, as of tokens that never follow
-        if self.sampling.temperature == 0:
-            tokens_B = logits_BV.argmax(-1)
-        else:  # minus the largest, so that none overflows when divided by a low temperature
-            tokens_B = self._drawn((logits_BV - best_B1).where(known_B1, 0))
-        return tokens_B.where(known_B1[:, 0], NO_TOKEN)
+        known_B = logits_BV.amax(-1).isfinite()  # others may be -inf, as of tokens that never follow
+        tokens_B = logits_BV.argmax(-1) if self.sampling.temperature == 0 else self._drawn(logits_BV)
+        return tokens_B.where(known_B, NO_TOKEN)
 
     def _drawn(self, logits_BV: Tensor) -> Tensor:
-        exact = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
-        weights_BN, tokens_BN = self.sampling.candidates(exact)
+        weights_BN, tokens_BN = self.sampling.candidates(centred(logits_BV))
         ends_BN = running_sums(weights_BN, torch.float64)
         shares_B = torch.tensor([generator.random() for generator in self.generators], dtype=torch.float64)
         whole_B1 = ends_BN[:, -1:]
@@ -278,6 +280,14 @@ class Draws:
         targets_B1 = torch.minimum(shares_B.to(whole_B1.device)[:, None] * whole_B1, whole_B1.nextafter(0 * whole_B1))
         places_B1 = torch.searchsorted(ends_BN, targets_B1, right=True)
         return (places_B1 if tokens_BN is None else tokens_BN.gather(1, places_B1))[:, 0]
+
+
+def centred(logits_BV: Tensor) -> Tensor:
+    """Return logits minus the largest, so that none overflows when divided by a low temperature, in at least fp32; 0
+    where that is NaN or infinite."""
+    best_B1 = logits_BV.amax(-1, keepdim=True)
+    apart_BV = (logits_BV - best_B1).where(best_B1.isfinite(), 0)
+    return apart_BV if apart_BV.dtype == torch.float64 else apart_BV.float()
 
 
 def running_sums(x_BN: Tensor, dtype: torch.dtype | None = None) -> Tensor:

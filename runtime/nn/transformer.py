@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from xtrain.dsl.schema.losses import LATER, LATER_LABELS, further_metrics
-from xtrain.dsl.schema.policy import EXPERTS
+from xtrain.dsl.schema.policy import EXPERTS, KEPT, SEEN, SHARES
 from xtrain.plan.architecture import Architecture, RotaryAngles
 from xtrain.plan.hardware import BLOCK_MASKS
 from xtrain.runtime.nn.adapters import TaskLinear, put_on_head
@@ -20,7 +20,7 @@ from xtrain.runtime.nn.axes import Axes, column_parallel_input, local
 from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch, RowLosses
 from xtrain.runtime.nn.block import DecoderBlock, Join, Values
 from xtrain.runtime.nn.distillation import Distillation, Taught, distillation_losses, live_losses
-from xtrain.runtime.nn.head_product import HeadFactors
+from xtrain.runtime.nn.head_product import ComparedTokens, HeadFactors
 from xtrain.runtime.nn.layers import Embedding, EmbeddingNoise, Factor, Linear, RMSNorm, Rotation, token_keys
 from xtrain.runtime.nn.loss import Head, Objective, token_losses, whole_logits, with_zero_gradient
 from xtrain.runtime.nn.moe import Experts
@@ -275,7 +275,7 @@ class Transformer(nn.Module):
         term, head = self.head.term, self._head()
         assert not isinstance(term, RewardTerm)
         if torch.is_grad_enabled() or batch.as_sampled:
-            head = evolve(head, temperature=self.temperature)
+            head = evolve(head, temperature=self.temperature, **self._of_sampler(batch))
         if not torch.is_grad_enabled() and not batch.measures:
             term, head = None, evolve(head, term=None)
         teacher = self.teacher if isinstance(term, Distillation) and term.live else None
@@ -298,7 +298,7 @@ class Transformer(nn.Module):
                 hidden_TD, weight_VD, labels_T, head, columns, units, self.axes, each=each, factors=factors
             )
         elif teacher is not None and taught is not None:
-            terms = live_losses(hidden_TD, weight_VD, labels_T, head, taught, each=each, factors=factors)
+            terms = live_losses(hidden_TD, weight_VD, labels_T, head, taught, columns, each=each, factors=factors)
             del taught
             teacher.release()
         elif isinstance(term, Distillation):
@@ -315,6 +315,17 @@ class Transformer(nn.Module):
         if batch.each and terms.each_T is not None:
             batch.losses_BS = terms.each_T.view_as(batch.labels_BS)
         return torch.stack((objective,))  # FSDP accepts no view
+
+    @staticmethod
+    def _of_sampler(batch: ModelBatch) -> dict[str, Any]:
+        """Return what a head takes from the sampler of these tokens: the tokens that it kept, and its distributions."""
+        given: dict[str, Any] = {}
+        if KEPT in batch.columns:
+            given["kept_TK"] = batch.numbers(KEPT)
+        if SEEN in batch.columns and torch.is_grad_enabled():
+            batch.apart_BS = torch.zeros(batch.shape, dtype=torch.float64, device=batch.positions_BS.device)
+            given["compared"] = ComparedTokens(batch.numbers(SEEN), batch.numbers(SHARES), batch.apart_BS.view(-1))
+        return given
 
     def _with_further(
         self,

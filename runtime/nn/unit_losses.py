@@ -14,10 +14,11 @@ from torch import Tensor
 
 from xtrain.dsl.user_parts.kinds import LOGPROB
 from xtrain.runtime.base.collectives import total
+from xtrain.runtime.base.state import KlWeight
 from xtrain.runtime.feed.microbatch import Units
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.batch import RowLosses
-from xtrain.runtime.nn.head_product import HeadFactors, HeadProduct, product_of
+from xtrain.runtime.nn.head_product import HeadFactors, HeadProduct, own_positions, product_of
 from xtrain.runtime.nn.loss import (
     IGNORE,
     Head,
@@ -27,7 +28,6 @@ from xtrain.runtime.nn.loss import (
     cap_logits,
     cool_logits,
     gradient_of,
-    own_positions,
     statistics_of,
 )
 
@@ -69,8 +69,10 @@ class _TokenStatistics(torch.autograd.Function):
             part = slice(first, first + head.chunk)
             logits_tV = product.logits(part).to(exact)
             cap_logits(logits_tV, head, slope=False)
-            cool_logits(logits_tV, head)
+            cool_logits(logits_tV, head, part)
             statistics = statistics_of(logits_tV, labels_T[part], head, reads)
+            if head.compared is not None:
+                head.compared.compare(statistics.softmax_TV, head.first, head.group, part)
             lse_T[part] = statistics.lse_T
             found_T[0][part] = statistics.logprobs(labels_T[part] != IGNORE)
             for name, value_T in zip(reads, found_T[1:], strict=True):
@@ -108,7 +110,7 @@ def _gradients(ctx: Any, by: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
         valid_t = (labels_t != IGNORE).to(exact)
         logits_tV = product.logits(part).to(exact)
         slope_tV = cap_logits(logits_tV, head, slope=True)
-        cool_logits(logits_tV, head)
+        cool_logits(logits_tV, head, part)
         position_t, own_t = own_positions(labels_t, head.first, logits_tV.shape[1])
         logprob_tV = logits_tV.sub_(lse_t[:, None])
         softmax_tV = logprob_tV.exp_() if entropy_T is None else logprob_tV.exp()
@@ -160,7 +162,8 @@ class UnitTerm(Objective):
     function: takes `UnitSums`, and returns the loss of each unit [U], and if there are `metrics`, a dict of these, each
     [U]. reads, columns: STATISTICS and columns of the data that are summed in addition to the log-probabilities of
     labels. each: takes all of these [T] by name, and returns more of them, by name: numbers of tokens that are not
-    linear in the sums. failures: context for errors of the function and its backward.
+    linear in the sums. failures: context for errors of the function and its backward. kl_weight: weight that the
+    function reads.
     """
 
     function: Callable[[UnitSums], Any]
@@ -169,6 +172,7 @@ class UnitTerm(Objective):
     metrics: tuple[str, ...] = ()
     each: Callable[..., dict[str, Tensor]] | None = None
     failures: Callable[[], AbstractContextManager[None]] = field(default=nullcontext)
+    kl_weight: KlWeight | None = None
 
 
 def unit_losses(

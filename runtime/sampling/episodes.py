@@ -46,6 +46,7 @@ class Episode:
     rewards: list[float] = field(factory=list)
     texts: list[str] = field(factory=list)
     experts: np.ndarray | None = None
+    columns: dict[str, np.ndarray] = field(factory=dict)
     left_out: float = 0.0
     turns: int = 0
     going: bool = True
@@ -63,6 +64,8 @@ class Episode:
         if turn.experts is not None:
             before = turn.experts[:0] if self.experts is None else self.experts
             self.experts = np.concatenate((before, turn.experts[len(before) :]))
+        for name, own in turn.columns.items():
+            self.columns[name] = np.concatenate((_filled(self.columns[name], len(self.tokens)), own))
         self.add(turn.tokens, turn.logprobs, sampled=True)
         self.left_out += turn.left_out
         self.turns += 1
@@ -80,12 +83,18 @@ class Episode:
             text="".join(self.texts),
             cut=self.cut,
             left_out=self.left_out,
+            columns={name: _filled(column, len(self.tokens)) for name, column in self.columns.items()},
             experts=self.experts,
             sampled=self.sampled,
             rewards=tuple(self.rewards),
             turns=self.turns,
             lost=self.lost,
         )
+
+
+def _filled(column: np.ndarray, tokens: int) -> np.ndarray:
+    """Return a column [C, width] with zeros for the tokens after its end, up to `tokens`."""
+    return np.pad(column, ((0, tokens - len(column)), (0, 0)))
 
 
 @frozen(kw_only=True, eq=False)
@@ -130,7 +139,8 @@ class EpisodePlayer:
         on all ranks alike; PartFailed on the ranks that call the environment, and DataError, if it does something
         invalid.
         """
-        episodes = [Episode(start, self.conversations[start.dataset]) for start in starts]
+        columns = self.sampler.columns([]) if isinstance(self.sampler, Sampler) else {}
+        episodes = [Episode(start, self.conversations[start.dataset], columns={**columns}) for start in starts]
         try:
             self._open(episodes)
             for turn in range(self.turns):

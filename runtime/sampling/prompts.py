@@ -1,10 +1,12 @@
-"""Prompts of rollouts, step by step (`setup.prompts`), and completions that several steps train on."""
+"""Prompts of rollouts, step by step (`setup.prompts`), their success rates (`setup.prompt_rates`), and completions that
+several steps train on."""
 
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
@@ -17,27 +19,121 @@ from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.feed.chat.template import load_template
-from xtrain.runtime.feed.loader import RowLoader
+from xtrain.runtime.feed.loader import RowLoader, StepRows
 from xtrain.runtime.feed.packing.stored_rows import RawRow, RowReader
 from xtrain.runtime.feed.records import named_values
 from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.feed.tokenizers import TextTokenizer
-from xtrain.runtime.nn.batch import Completion, Prompt, SampledGroup
+from xtrain.runtime.nn.batch import Completion, Prompt, SampledGroup, Step, StepCall
 from xtrain.runtime.nn.texts import Chat, TextEnds
 from xtrain.runtime.observe.records import Records
+from xtrain.runtime.sampling.sampler import COLUMNS
+
+Prompted = tuple[str, int]
+"""Dataset and row of a prompt."""
+WEIGHTS: Final[dict[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "unsolved": lambda rates: 1 - rates,
+    "learnable": lambda rates: rates * (1 - rates),
+}
+"""Weights of prompts by the share of their completions that succeeded: Kimi k1.5 (arXiv 2501.12599, section 2.3.4), and
+the variance of a success (arXiv 2502.12272)."""
+
+
+@define(kw_only=True, eq=False)
+class PromptRates:
+    """Success rates of the prompts that the run has sampled, the same on all ranks and part of checkpoints.
+
+    share: places of a step that are drawn by rate, the first ones; fewer while fewer prompts have a weight above 0.
+    difficulty: of WEIGHTS. rates: share of the newest completions of a prompt that succeeded.
+    """
+
+    rank: Rank
+    share: float
+    difficulty: str
+    seed: int
+    name: str = "prompt_rates.npz"
+    rates: dict[Prompted, float] = field(factory=dict)
+    drawn: int = 0
+    """Places of the current step that were drawn."""
+    _prompts: dict[int, Prompted] = field(factory=dict, init=False)
+    """Prompts of this rank in the current step, by their place in the run."""
+
+    def rows(self, loader: RowLoader, step: int) -> list[list[RawRow]]:
+        """Return the rows of each microbatch of this rank in a step."""
+        taken, first = loader.step_rows(step), loader.curriculum.rows_before(step)
+        datasets, rows = taken.datasets.copy(), taken.rows.copy()
+        names = [dataset.name for dataset in loader.datasets]
+        drawn = self._draw(loader, step, names)
+        for number, (name, row) in enumerate(drawn):
+            here = taken.places == first + number
+            datasets[here], rows[here] = names.index(name), row
+        self.drawn = len(drawn)
+        triples = zip(*(each.ravel().tolist() for each in (taken.places, datasets, rows)), strict=True)
+        self._prompts = {place: (names[dataset], row) for place, dataset, row in triples}
+        return loader.read(StepRows(datasets, rows, taken.places))
+
+    def _draw(self, loader: RowLoader, step: int, names: list[str]) -> list[Prompted]:
+        """Draw prompts without replacement, none that the step has anyway: the largest log(u) / weight (Efraimidis and
+        Spirakis 2006)."""
+        own_datasets, own_rows = loader.taken(step)
+        own = {(names[dataset], row) for dataset, row in zip(own_datasets.tolist(), own_rows.tolist(), strict=True)}
+        known = sorted(each for each in self.rates if each not in own and each[0] in names)
+        weights = WEIGHTS[self.difficulty](np.array([self.rates[each] for each in known], np.float64))
+        shares = np.random.default_rng((self.seed, step)).random(len(known))
+        (possible,) = np.nonzero(weights > 0)
+        order = np.argsort(-np.log(shares[possible]) / weights[possible], kind="stable")
+        return [known[number] for number in possible[order[: int(self.share * len(own_rows))]]]
+
+    def remember(self, rates: dict[int, float]) -> dict[int, float]:
+        """Take the success rates of this rank's prompts, by their place, and return those of all ranks. Collective."""
+        told: list[Any] = [{place: (self._prompts[place], rate) for place, rate in rates.items()}]
+        if self.rank.world_size > 1:
+            own, told = told[0], [None] * self.rank.world_size
+            dist.all_gather_object(told, own)
+        found = {place: pair for part in told for place, pair in part.items()}
+        self.rates |= dict(found.values())
+        return {place: found[place][1] for place in sorted(found)}
+
+    def packed(self, step: int) -> bytes | None:
+        """Return the content of the file of a checkpoint."""
+        if not self.rates or not self.rank.is_first:
+            return None
+        known = sorted(self.rates)
+        names = sorted({name for name, _ in known})
+        file = io.BytesIO()
+        np.savez(
+            file,
+            names=np.frombuffer(json.dumps(names).encode(), np.uint8),
+            datasets=np.array([names.index(name) for name, _ in known], np.int64),
+            rows=np.array([row for _, row in known], np.int64),
+            rates=np.array([self.rates[each] for each in known], np.float64),
+        )
+        return file.getvalue()
+
+    def take(self, content: bytes | None) -> None:
+        """Restore the rates of a checkpoint; None if it has none."""
+        self.rates = {}
+        if content is not None:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                names = json.loads(arrays["names"].tobytes())
+                triples = zip(*(arrays[name].tolist() for name in ("datasets", "rows", "rates")), strict=True)
+                self.rates = {(names[dataset], row): rate for dataset, row, rate in triples}
 
 
 @frozen(kw_only=True, eq=False)
 class PromptReader:
-    """Reader of a step's prompts. ends: of each training dataset, what ends the completions of its prompts."""
+    """Reader of a step's prompts. ends: of each training dataset, what ends the completions of its prompts. rates: some
+    prompts are drawn by them."""
 
     loader: RowLoader
     tokenizer: TextTokenizer
     ends: tuple[TextEnds, ...]
+    rates: PromptRates | None = None
 
     def of_step(self, step: int) -> list[list[Prompt]]:
         """Return the prompts of each microbatch of this rank in optimizer step `step`, from 0."""
-        return [[prompt_of(row, self.tokenizer) for row in rows] for rows in self.loader.rows(step)]
+        found = self.loader.rows(step) if self.rates is None else self.rates.rows(self.loader, step)
+        return [[prompt_of(row, self.tokenizer) for row in rows] for rows in found]
 
     def instead_of(self, place: int, step: int, other: int) -> Prompt:
         """Return the prompt of step `other` that has the number that the prompt of `place` has in `step`."""
@@ -73,8 +169,35 @@ def last_run(trained: np.ndarray) -> tuple[int, int]:
     return (int(before[-1]) + 1 if len(before) else 0), end
 
 
+@op("setup.prompt_rates", gives="prompt_rates", traced=False)
+def keep_rates(rank: Rank, share: float, difficulty: str, seed: int) -> PromptRates:
+    """Keep the success rates of prompts, and draw the `share` of the prompts of each step by their `difficulty`."""
+    return PromptRates(rank=rank, share=share, difficulty=difficulty, seed=seed)
+
+
+@op("rollout.remember")
+def remember(prompt_rates: PromptRates, solved: float) -> StepCall:
+    """Remember which share of the completions of each prompt has a reward of at least `solved`."""
+
+    def remember_rates(step: Step) -> None:
+        groups = [group for microbatch in step.groups for group in microbatch]
+        rates = {group.prompt.place: float((group.rewards >= solved).mean()) for group in groups}
+        known = prompt_rates.remember(rates)
+        step.metrics["rollout/solved"] = sum(known.values()) / len(known)
+        step.metrics["rollout/replayed"] = prompt_rates.drawn / len(known)
+
+    return remember_rates
+
+
 @op("setup.prompts", gives="prompts", traced=False)
-def find_prompts(plan: Plan, feed: Feed, tokenizer: TextTokenizer, positions: int, max_tokens: int) -> PromptReader:
+def find_prompts(
+    plan: Plan,
+    feed: Feed,
+    tokenizer: TextTokenizer,
+    positions: int,
+    max_tokens: int,
+    prompt_rates: PromptRates | None = None,
+) -> PromptReader:
     """Read prompts: the tokens of a document before its last answer.
 
     Raises DataError for a document without prompt or answer, and for a prompt that leaves less than `max_tokens` of the
@@ -83,7 +206,7 @@ def find_prompts(plan: Plan, feed: Feed, tokenizer: TextTokenizer, positions: in
     for dataset in feed.loader.datasets:
         check_prompts(dataset.name, dataset.reader, positions + 1 - max_tokens, max_tokens)
     ends = tuple(ends_of(plan, dataset.name, tokenizer) for dataset in feed.loader.datasets)
-    return PromptReader(loader=feed.loader, tokenizer=tokenizer, ends=ends)
+    return PromptReader(loader=feed.loader, tokenizer=tokenizer, ends=ends, rates=prompt_rates)
 
 
 def ends_of(plan: Plan, dataset: str, tokenizer: TextTokenizer) -> TextEnds:
@@ -184,9 +307,18 @@ class KeptCompletions:
         self._steps = {number: groups for number, groups in self._steps.items() if number >= step}
         return self._steps.get(step)
 
-    def find(self, step: int, prompts: PromptReader, *, group: int, most: int, experts: bool) -> None:
+    def find(
+        self,
+        step: int,
+        prompts: PromptReader,
+        *,
+        group: int,
+        most: int,
+        experts: bool,
+        widths: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """Take the checkpoint's completions for `step` and later steps if they fit: `group` of each prompt, of at most
-        `most` tokens, with `experts` if needed. Collective."""
+        `most` tokens, with `experts` if needed, and columns of these widths. Collective."""
         stored, self._stored = self._stored, {}
         if step >= self.end or self.has(step):
             return
@@ -197,7 +329,9 @@ class KeptCompletions:
             if known is None or known.prompt != crc32(prompt.ids.tobytes()) or len(known.completions) != group:
                 raise LookupError
             if any(
-                len(completion.tokens) > most or (completion.experts is not None) != experts
+                len(completion.tokens) > most
+                or (completion.experts is not None) != experts
+                or {name: column.shape[1] for name, column in completion.columns.items()} != widths
                 for completion in known.completions
             ):
                 raise LookupError
@@ -286,6 +420,8 @@ def pack(groups: Sequence[tuple[Prompt, Sequence[Completion]]], end: int) -> byt
             "turns": np.array([completion.turns for completion in flat], np.int64),
             "lost": np.array([completion.lost for completion in flat], np.bool_),
         }
+    for name in flat[0].columns:
+        arrays[f"column.{name}"] = np.concatenate([completion.columns[name] for completion in flat])
     if any(completion.version is not None for completion in flat):
         arrays["versions"] = np.array([completion.version for completion in flat], np.int64)
     if experts:
@@ -325,6 +461,13 @@ def unpacked(content: bytes) -> tuple[dict[int, StoredGroup], int]:
         ]
         if "sampled" in arrays:
             completed = _episodes(arrays, completed)
+        columns = {name: arrays[f"column.{name}"] for name in COLUMNS if f"column.{name}" in arrays}
+        if columns:
+            parts = {name: np.split(column, np.cumsum(arrays["lengths"])[:-1]) for name, column in columns.items()}
+            completed = [
+                evolve(completion, columns={name: parts[name][place] for name in parts})
+                for place, completion in enumerate(completed)
+            ]
         if "versions" in arrays:
             pairs = zip(completed, arrays["versions"].tolist(), strict=True)
             completed = [evolve(completion, version=version) for completion, version in pairs]

@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 
 from xtrain.dsl.schema.losses import OLD
+from xtrain.dsl.schema.policy import KL_WEIGHT
 from xtrain.plan.plan import Plan
 from xtrain.records.training_events import GeneratedText, GenerateEvent
 from xtrain.runtime.base.mesh import Meshes
 from xtrain.runtime.base.ops import op, op_of
-from xtrain.runtime.base.state import Rank, Resources
+from xtrain.runtime.base.state import KlWeight, Progress, Rank, Resources
 from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.feed.tokenizers import TextTokenizer
 from xtrain.runtime.nn.batch import (
@@ -27,12 +28,13 @@ from xtrain.runtime.nn.batch import (
     advantages_of,
     overlong_rewards,
 )
-from xtrain.runtime.nn.loss import IGNORE
+from xtrain.runtime.nn.loss import IGNORE, Term
 from xtrain.runtime.nn.parallelize import reshard
 from xtrain.runtime.nn.pipeline import PipelineSchedule
 from xtrain.runtime.nn.router import ExpertRouter
 from xtrain.runtime.nn.texts import Sampling
 from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.unit_losses import UnitTerm
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records
 from xtrain.runtime.sampling.engine_sampler import EngineSampler, RunEngine
@@ -59,6 +61,8 @@ def generate(
     seed: int,
     top_k: int | None = None,
     replay_routing: bool = False,
+    logprobs: str = "raw",
+    compare: int = 0,
     show: int | None = None,
     steps: int = 1,
     updates: int = 1,
@@ -95,6 +99,8 @@ def generate(
             sampling=sampling,
             most=max_tokens,
             records=replay_routing,
+            processed=logprobs == "processed",
+            compared=compare,
         )
 
     player, most = None, max_tokens
@@ -157,7 +163,8 @@ def generate(
             step.sampled = True
             return [sampled(microbatch) for microbatch in prompts.of_step(step.index)]
         assert feed is not None
-        kept_completions.find(step.index, prompts, group=group, most=most, experts=replay_routing)
+        widths = sampler.widths if isinstance(sampler, Sampler) else {}
+        kept_completions.find(step.index, prompts, group=group, most=most, experts=replay_routing, widths=widths)
         if kept_completions.of(step.index) is None:
             step.sampled = True
             period = steps * updates
@@ -365,9 +372,10 @@ def summed(microbatches: list[list[SampledGroup]]) -> list[float]:
 
 
 @op("rollout.compare")
-def compare(rank: Rank, model: ModelParts, replay_routing: bool = False) -> StepCall:
+def compare(rank: Rank, model: ModelParts, replay_routing: bool = False, distributions: bool = False) -> StepCall:
     """Compare the sampler's log-probabilities with those that the step computed, in steps that sampled; with
-    `replay_routing` also the share of experts that the step would have chosen differently."""
+    `distributions` also the probabilities of its most probable tokens, and with `replay_routing` the share of experts
+    that the step would have chosen differently."""
     routers = [module for module in model.modules() if isinstance(module, ExpertRouter)]
 
     def differing() -> float:
@@ -385,18 +393,23 @@ def compare(rank: Rank, model: ModelParts, replay_routing: bool = False) -> Step
         step.metrics |= {"rollout/routing_differs": differing()} if replay_routing else {}
         if not step.sampled:  # the weights have changed since
             return
+        step.metrics |= measured("rollout/logprob_gap", gaps(step.batches), step.valid_tokens)
+        if distributions:
+            step.metrics |= measured("rollout/divergence", divergences(step.batches), step.valid_tokens)
+
+    def measured(name: str, parts: Iterator[torch.Tensor], tokens: int) -> dict[str, float]:
+        """Return the mean over all ranks, and with `_max` the maximum."""
         total = torch.zeros((), dtype=torch.float64, device=rank.device)
         largest = torch.zeros_like(total)
-        for gap_T in gaps(step.batches):
-            total += gap_T.sum()
-            largest = torch.maximum(largest, gap_T.max()) if len(gap_T) else largest
+        for part_T in parts:
+            total += part_T.sum()
+            largest = torch.maximum(largest, part_T.max()) if len(part_T) else largest
         if not rank.is_tp_first:
             total.zero_()
         if rank.world_size > 1:
             dist.all_reduce(total)
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        gap = total.item() / step.valid_tokens
-        step.metrics |= {"rollout/logprob_gap": gap, "rollout/logprob_gap_max": largest.item()}
+        return {name: total.item() / tokens, f"{name}_max": largest.item()}
 
     return compare_logprobs
 
@@ -409,3 +422,36 @@ def gaps(batches: list[ModelBatch]) -> Iterator[torch.Tensor]:
             valid_BS = batch.labels_BS != IGNORE
             sampled_T = batch.columns[OLD][valid_BS]
             yield (-batch.losses_BS[valid_BS].to(sampled_T.dtype).double() - sampled_T.double()).abs()
+
+
+def divergences(batches: list[ModelBatch]) -> Iterator[torch.Tensor]:
+    """Yield the divergences from the sampler of each microbatch with losses on this rank, float64 [valid tokens]."""
+    for batch in batches:
+        if batch.apart_BS is not None:
+            assert batch.labels_BS is not None
+            yield batch.apart_BS[batch.labels_BS != IGNORE]
+
+
+@op("step.kl_weight", traced=False)
+def weigh(model: ModelParts, progress: Progress, weight: float) -> StepCall:
+    """Give the loss the weight of the step: `weight` at the start of a run, and then as adapted."""
+    term = model.parts[0].head.term
+    assert isinstance(term, Term | UnitTerm) and term.kl_weight is not None
+    of_loss = term.kl_weight
+
+    def set_weight(step: Step) -> None:
+        progress.kl_weight = progress.kl_weight or KlWeight(weight)
+        of_loss.value = step.metrics[KL_WEIGHT] = progress.kl_weight.value
+
+    return set_weight
+
+
+@op("step.adapt_kl_weight", traced=False)
+def adapt(progress: Progress, target: float, gain: float) -> StepCall:
+    """Adapt the weight by the divergence of the step, which all ranks know; see `KlWeight.adapt`."""
+
+    def adapt_weight(step: Step) -> None:
+        assert progress.kl_weight is not None
+        progress.kl_weight.adapt(step.metrics["policy/reference_kl"], target, gain)
+
+    return adapt_weight

@@ -64,8 +64,8 @@ class Restored:
 @frozen(kw_only=True, eq=False)
 class FullState:
     """Live state of a run on this rank. ema: None if the plan keeps no average. base: digest of the parameters that
-    checkpoints leave out, None without such. completions: completions that later steps train on, None if each step
-    samples its own."""
+    checkpoints leave out, None without such. completions: completions that later steps train on, or success
+    rates of prompts; None if each step samples its own from the data."""
 
     plan: Plan
     rank: Rank

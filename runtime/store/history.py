@@ -133,6 +133,9 @@ def _check(plan: Plan) -> None:
     if any(node.op == "rollout.replace" for node in plan.nodes):
         message = "the run replaced groups of prompts by others (`rollout.attempts`), which depended on their rewards"
         raise DataError(message, remedy="The prompts that it trained on cannot be computed from the plan.")
+    if any(node.op == "rollout.remember" for node in plan.nodes):
+        message = "the run drew prompts by their success (`rollout.replay_prompts`), which depended on their rewards"
+        raise DataError(message, remedy="The prompts that it trained on cannot be computed from the plan.")
     if all(node.op != "setup.loader" for node in plan.nodes):
         raise DataError("this run reads no dataset: its clients choose the data")
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from attrs import evolve
 
-from xtrain.components.losses.distill import Distill
-from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
+from xtrain.components.losses.distill import POLICY_GRADIENT, measured_by
+from xtrain.dsl.schema.losses import OLD, TEACHER_IDS, TEACHER_LOGPROBS
 from xtrain.runtime.nn.distillation import Distillation, Taught, distillation_losses, divergence, live_losses
 from xtrain.runtime.nn.loss import IGNORE, Head
 from xtrain.runtime.sampling.teaching import largest
@@ -20,7 +20,7 @@ FORMS = ("forward_kl", "reverse_kl", "jsd")
 
 
 def term(form="forward_kl", beta=0.5, temperature=1.0, mix=0.0):
-    return Distillation(form=form, beta=beta, temperature=temperature, mix=mix, metrics=tuple(Distill.metrics))
+    return Distillation(form=form, beta=beta, temperature=temperature, mix=mix, metrics=measured_by(form))
 
 
 class Case:
@@ -50,6 +50,16 @@ class Case:
         head = Head(vocabulary=V, z_weight=z_weight, chunk_bytes=8 * V * tokens, term=chosen, cap=cap)
         taught = Taught(self.teacher_TV, torch.eye(V, dtype=self.teacher_TV.dtype), evolve(head, cap=None))
         return live_losses(self.hidden_TD, self.weight_VD, self.labels_T, head, taught, each=True)
+
+    def sampled(self, logprobs_T, z_weight=0.0, cap=None, tokens=4, temperature=1.0):
+        """By policy gradient, of labels that were sampled with these log-probabilities."""
+        head = evolve(
+            Head(vocabulary=V, z_weight=z_weight, chunk_bytes=8 * V * tokens, term=term(POLICY_GRADIENT), cap=cap),
+            temperature=temperature,
+        )
+        taught = Taught(self.teacher_TV, torch.eye(V, dtype=self.teacher_TV.dtype), evolve(head, cap=None))
+        columns = {OLD: logprobs_T}
+        return live_losses(self.hidden_TD, self.weight_VD, self.labels_T, head, taught, columns, each=True)
 
     def gradients(self, loss):
         return torch.autograd.grad(loss, (self.hidden_TD, self.weight_VD))
@@ -107,6 +117,44 @@ def test_all_tokens_but_one_are_the_whole_distribution(form, temperature, mix, z
     agree = (logits_TV.argmax(-1) == case.teacher_TV.argmax(-1))[case.valid_T].sum().double()
     expected = torch.stack((whole.detach(), apart_T[case.valid_T].sum().detach(), agree))
     torch.testing.assert_close(ours.recorded, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("z_weight", "cap", "temperature"), [(0.0, None, 1.0), (0.02, 3.0, 0.7)])
+def test_a_policy_gradient_is_that_of_the_published_recipe(z_weight, cap, temperature):
+    """Advantages `-(sampled_logprobs - teacher_logprobs)`, and the loss `-(exp(logprobs - sampled) · advantages)`."""
+    case = Case()
+    old_T = -2 * torch.rand(T, dtype=torch.float64)
+    given_T = old_T.masked_fill(~case.valid_T, torch.nan)  # no label, nothing read
+    ours = case.sampled(given_T, z_weight, cap, temperature=temperature)
+    labels_T1 = case.labels_T.clamp(min=0)[:, None]
+    logits_TV = case.logits(cap) / temperature
+    logprob_T = logits_TV.log_softmax(-1).gather(1, labels_T1)[:, 0]
+    taught_T = (case.teacher_TV / temperature).log_softmax(-1).gather(1, labels_T1)[:, 0]
+    advantage_T, ratio_T = -(old_T - taught_T), (logprob_T - old_T).exp()
+    each_T = -ratio_T * advantage_T + z_weight * logits_TV.logsumexp(-1).square()
+    whole = each_T[case.valid_T].sum()
+    torch.testing.assert_close(ours.objective, whole, rtol=1e-12, atol=0)
+    torch.testing.assert_close(case.gradients(ours.objective), case.gradients(whole), rtol=1e-10, atol=1e-12)
+    assert ours.each_T is not None
+    torch.testing.assert_close(ours.each_T[case.valid_T], -logprob_T[case.valid_T].detach(), rtol=1e-12, atol=1e-14)
+    sums = [each_T[case.valid_T].sum().detach() for each_T in (-advantage_T, ratio_T)]
+    torch.testing.assert_close(ours.recorded, torch.stack((whole.detach(), *sums)), rtol=1e-12, atol=0)
+
+
+def test_a_policy_gradient_has_the_gradient_of_reverse_kl_on_average():
+    """Over all tokens that the model may sample, by their probability."""
+    case = Case()
+    logprob_TV = case.logits().log_softmax(-1).detach()
+    for row in (0, 4):
+        case.labels_T = torch.full((T,), IGNORE)
+        case.labels_T[row] = 0
+        expected = case.gradients(case.live(term("reverse_kl")).objective)
+        found = [torch.zeros_like(each) for each in expected]
+        for token in range(V):
+            case.labels_T[row] = token
+            for whole, part in zip(found, case.gradients(case.sampled(logprob_TV[:, token]).objective), strict=True):
+                whole += logprob_TV[row, token].exp() * part
+        torch.testing.assert_close(found, list(expected), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("live", [False, True], ids=["stored", "live"])

@@ -29,6 +29,7 @@ LAYOUTS = {
 }
 ORDINARY = ("tp",)
 REPLAYED = ", replay_routing = true"
+DISTILL = 'distill { teacher = "sampled-teacher", live = true, form = reverse_kl, chunk = 8 KiB }'
 KEYS = ("rollout/", "policy/", "objective", "reward")
 
 
@@ -71,14 +72,44 @@ def test_a_layout_samples_and_learns_what_one_process_does(lab: Laboratory, name
     assert reference_kl[0] < 1e-12 and min(reference_kl[1:]) > 1e-3
 
 
+PROCESSED = {
+    "grpo": LOSS,
+    "gspo": "gspo { chunk = 8 KiB, kl = k3, kl_weight = 0.3, entropy_weight = 0.01 }",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "tp" else pytest.mark.matrix) for name in LAYOUTS]
+)
+@pytest.mark.parametrize("loss", ["grpo", pytest.param("gspo", marks=pytest.mark.matrix)])
+def test_a_layout_learns_over_the_tokens_that_sampling_leaves(lab: Laboratory, name: str, loss: str):
+    """And compares whole distributions; the reference is of the same tokens."""
+    layout, limit = LAYOUTS[name], TOLERANCE["fp64"]
+    more = ", logprobs = processed, compare = 20" + (REPLAYED if layout.model == "moe" else "")
+    trial = sampled_trial(lab, layout, loss=PROCESSED[loss], more=more)
+    trial = evolve(trial, settings=(*trial.settings, "rollout.top_k=60", "rollout.top_p=0.9"))
+    alone, outcome = lab.alone(trial), lab.run(trial, layout.layout, saves=False)
+    assert samples(outcome) == samples(alone)
+    found = gaps(outcome, alone)
+    assert found.loss < limit and found.norm < limit and found.routing < limit
+    assert not {tensor: gap for tensor, gap in found.tensors.items() if not gap < limit}
+    for ours, theirs in zip(measured(outcome), measured(alone), strict=True):
+        limits = {key: 1e-7 if "gap" in key or "divergence" in key else limit for key in theirs}
+        assert ours == {key: pytest.approx(each, rel=limit, abs=limits[key]) for key, each in theirs.items()}
+        assert ours["policy/ratio"] == pytest.approx(1, abs=1e-6) and ours["rollout/left_out"] > 0.05
+        assert ours["rollout/logprob_gap_max"] < 1e-6 and ours["rollout/divergence_max"] < 1e-10
+    assert measured(alone)[0]["policy/reference_kl"] < 1e-12 < measured(alone)[1]["policy/reference_kl"]
+
+
 @pytest.mark.parametrize(
     "name", ["fsdp", *(pytest.param(each, marks=pytest.mark.matrix) for each in LAYOUTS if each != "fsdp")]
 )
 @pytest.mark.parametrize("reward", ["", pytest.param(REWARD, marks=pytest.mark.matrix)], ids=["", "a reward"])
-def test_a_layout_is_taught_on_its_own_samples(here: Laboratory, name: str, reward: str):
+@pytest.mark.parametrize("form", ["reverse_kl", pytest.param("policy_gradient", marks=pytest.mark.matrix)])
+def test_a_layout_is_taught_on_its_own_samples(here: Laboratory, name: str, reward: str, form: str):
     layout = LAYOUTS[name]
     make_teacher(here.folder / "sampled-teacher", 258, hidden_size=24)
-    loss = 'distill { teacher = "sampled-teacher", live = true, form = reverse_kl, chunk = 8 KiB }'
+    loss = DISTILL.replace("reverse_kl", form)
     trial = sampled_trial(here, layout, loss=loss, reward=reward)
     alone, outcome = here.alone(trial), here.run(trial, layout.layout, saves=False)
     assert samples(outcome) == samples(alone) and len({each["text"] for each in samples(alone)[0]}) > 1
@@ -89,6 +120,9 @@ def test_a_layout_is_taught_on_its_own_samples(here: Laboratory, name: str, rewa
     for mine, other in zip(*(records(one.directory, "metrics") for one in (outcome, alone)), strict=True):
         assert [mine[each] for each in names] == pytest.approx([other[each] for each in names], rel=limit)
         assert ("reward" in other) == bool(reward) and other["distill/divergence"] > 0
+        assert ("policy/ratio" in other) == ("rollout/logprob_gap" in other) == (form == "policy_gradient")
+        if form == "policy_gradient":  # at the temperature of the rollout, both of them
+            assert mine["policy/ratio"] == pytest.approx(1, abs=1e-6) and mine["rollout/logprob_gap_max"] < 1e-6
 
 
 @pytest.mark.matrix
@@ -153,12 +187,12 @@ WITHOUT_GAP = {
 
 
 def without_gap(lab: Laboratory, layout: Topology, *settings: str, mutation: Mutation | None = None) -> list[float]:
-    """The largest distance of log-probabilities in each of ten steps."""
+    """The largest distance of log-probabilities, or of distributions, in each of ten steps."""
     replayed = REPLAYED if layout.model == "moe" else ""
     trial = evolve(sampled_trial(lab, layout, more=replayed), steps=10, params="fp32")
-    settings = (*layout.layout, "rollout.max_tokens=16", *settings)
+    settings = (*layout.layout, "rollout.max_tokens=16", "rollout.compare=20", *settings)
     found = lab.run(trial, settings, saves=False, mutation=mutation, timeout=300.0)
-    return [each["rollout/logprob_gap_max"] for each in measured(found)]
+    return [max(each["rollout/logprob_gap_max"], each["rollout/divergence_max"]) for each in measured(found)]
 
 
 @pytest.mark.matrix
@@ -167,6 +201,7 @@ def without_gap(lab: Laboratory, layout: Topology, *settings: str, mutation: Mut
 def test_sampler_and_step_compute_the_same_numbers(lab: Laboratory, name: str):
     """Bit for bit, with prompts of other lengths in the batch, and rows of other widths."""
     assert without_gap(lab, WITHOUT_GAP[name], *INVARIANT) == [0.0] * 10
+    assert without_gap(lab, WITHOUT_GAP[name], *INVARIANT, "rollout.logprobs=processed") == [0.0] * 10
     assert max(without_gap(lab, WITHOUT_GAP[name], "batch.micro=2")) > 0
 
 
@@ -197,6 +232,34 @@ def test_a_layout_replaces_the_groups_that_one_process_replaces(lab: Laboratory,
     if name == "fsdp":
         whole, later = lab.resumed(evolve(trial, steps=3), layout.layout, "replaced", step=2)
         assert measured(later)[-1] == measured(whole)[-1]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", ["fsdp", "tp", "pp", "fsdp and ep", "one rank, four microbatches"])
+def test_a_layout_draws_the_prompts_that_one_process_draws(lab: Laboratory, name: str):
+    """By their success; in a run that goes on too, on the same ranks or as one process."""
+    layout, limit = LAYOUTS[name], TOLERANCE["fp64"]
+    more = ", replay_prompts = 0.5, difficulty = learnable" + (REPLAYED if layout.model == "moe" else "")
+    trial = evolve(sampled_trial(lab, layout, more=more), steps=4)
+    (lab.folder / "sampled.py").write_text(PARTS.replace("return each *", "return sum(map(ord, completion)) % 2 #"))
+    slug = f"drawn-{name.split(',')[0].replace(' ', '-')}"
+    whole, later = lab.resumed(trial, layout.layout, slug, step=2)
+    assert samples(later) == samples(whole)[2:] and measured(later)[1:] == measured(whole)[2:]
+    saving = evolve(trial, more=f"every 2 steps eval lines {{ batches = 1 }} then checkpoint\n{trial.more}")
+    one = lab.alone(saving)
+    assert samples(whole) == samples(one) and gaps(whole, one).worst < limit
+    for ours, theirs in zip(measured(whole), measured(one), strict=True):
+        assert [ours[f"rollout/{each}"] for each in ("replayed", "solved")] == [
+            theirs[f"rollout/{each}"] for each in ("replayed", "solved")
+        ]
+    drawn = [each["rollout/replayed"] for each in measured(whole)]
+    assert drawn[0] == 0 and max(drawn) == 0.5
+    plain = lab.alone(evolve(trial, more=trial.more.replace(", replay_prompts = 0.5, difficulty = learnable", "")))
+    assert samples(plain)[0] == samples(one)[0] and samples(plain)[1:] != samples(one)[1:]
+    lab.take_checkpoint(whole, 2, f"{slug}-alone")
+    moved = lab.ranks.run(lab.plan(saving, (), alone=True), lab.folder, name=f"{slug}-alone")
+    alike = evolve(moved, curve=whole.curve, evals=whole.evals, routing=whole.routing)
+    assert samples(moved) == samples(whole)[2:] and gaps(alike, whole).worst < limit
 
 
 @pytest.mark.matrix
@@ -234,7 +297,39 @@ SEVERAL = {
     "pp with experts": ("pp with experts", REPLAYED),
     "fsdp and ep": ("fsdp and ep", REPLAYED),
 }
-AGAIN = {"tp": "", "fsdp": "", "pp with experts": REPLAYED}
+ADAPTED = {
+    "fsdp": LOSS.replace("kl_weight", "kl_target = 0.01, kl_gain = 1, kl_weight"),
+    "tp": "gspo { chunk = 8 KiB, kl = k1, kl_weight = 0.3, kl_target = 0.2, kl_gain = 1 }",
+    "pp": "cispo { chunk = 8 KiB, kl = k3, kl_weight = 0.3, kl_target = 0.01, kl_gain = 1 }",
+    "one rank, four microbatches": LOSS.replace("kl_weight", "kl_target = 0.01, kl_gain = 1, kl_weight"),
+}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", ADAPTED)
+def test_a_layout_adapts_the_weight_of_the_divergence(lab: Laboratory, name: str):
+    """By the published rule, as one process and a run that goes on."""
+    layout, limit = LAYOUTS[name], TOLERANCE["fp64"]
+    trial = evolve(sampled_trial(lab, layout, loss=ADAPTED[name]), steps=4)
+    target = 0.2 if name == "tp" else 0.01
+    alone, outcome = lab.alone(trial), lab.run(trial, layout.layout, saves=False)
+    assert gaps(outcome, alone).worst < limit
+    for found in (alone, outcome):
+        weight = 0.3
+        for each in measured(found):
+            assert each["policy/kl_weight"] == pytest.approx(weight, rel=limit)
+            weight *= 1 + max(-0.2, min(0.2, each["policy/reference_kl"] / target - 1))
+    whole, later = lab.resumed(trial, layout.layout, f"adapted-{name.split(',')[0].replace(' ', '-')}", step=2)
+    assert measured(later)[1:] == measured(whole)[2:]
+
+
+AGAIN = {
+    "tp": ("tp", "", LOSS),
+    "fsdp": ("fsdp", "", LOSS),
+    "pp with experts": ("pp with experts", REPLAYED, LOSS),
+    "processed": ("fsdp", ", logprobs = processed, compare = 20", LOSS),
+    "policy gradient": ("pp", "", DISTILL.replace("reverse_kl", "policy_gradient")),
+}
 
 
 @pytest.mark.matrix
@@ -265,15 +360,16 @@ def test_completions_of_several_steps_are_sampled_by_the_weights_before_them(lab
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "tp" else pytest.mark.matrix) for name in AGAIN]
 )
-def test_several_steps_learn_from_the_same_completions(lab: Laboratory, name: str):
+def test_several_steps_learn_from_the_same_completions(here: Laboratory, name: str):
     """In a run that goes on between them too, on the same ranks or as one process."""
-    layout = LAYOUTS[name]
-    trial = evolve(sampled_trial(lab, layout, more=f"{AGAIN[name]}, steps = 2, updates = 2"), steps=5)
+    layout, (more, loss) = LAYOUTS[AGAIN[name][0]], AGAIN[name][1:]
+    make_teacher(here.folder / "sampled-teacher", 258, hidden_size=24)
+    trial = evolve(sampled_trial(here, layout, loss=loss, more=f"{more}, steps = 2, updates = 2"), steps=5)
     slug = f"again-{name.replace(' ', '-')}"
-    whole, later = lab.resumed(trial, layout.layout, slug, step=3)
+    whole, later = here.resumed(trial, layout.layout, slug, step=3)
     assert samples(later) == samples(whole)[3:] and measured(later)[1:] == measured(whole)[3:]
     saving = evolve(trial, more=f"every 3 steps eval lines {{ batches = 1 }} then checkpoint\n{trial.more}")
-    one, limit = lab.alone(saving), TOLERANCE["fp64"]
+    one, limit = here.alone(saving), TOLERANCE["fp64"]
     assert samples(whole) == samples(one) and gaps(whole, one).worst < limit
     shown = samples(whole)
     # Steps 1 and 2, then the same again; step 5 samples of new prompts.
@@ -282,8 +378,8 @@ def test_several_steps_learn_from_the_same_completions(lab: Laboratory, name: st
     assert rewards[:2] == rewards[2:4] and len(set(rewards)) == 3
     ratios = [each["policy/ratio"] for each in measured(whole)]
     assert [abs(ratio - 1) < 1e-6 for ratio in ratios] == [True, False, False, False, True]
-    lab.take_checkpoint(whole, 3, f"{slug}-alone")
-    moved = lab.ranks.run(lab.plan(saving, (), alone=True), lab.folder, name=f"{slug}-alone")
+    here.take_checkpoint(whole, 3, f"{slug}-alone")
+    moved = here.ranks.run(here.plan(saving, (), alone=True), here.folder, name=f"{slug}-alone")
     alike = evolve(moved, curve=whole.curve, evals=whole.evals, routing=whole.routing)
     assert samples(moved) == samples(whole)[3:] and gaps(alike, whole).worst < limit
 

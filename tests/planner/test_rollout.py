@@ -198,13 +198,19 @@ OF_EPISODES = ("environment", "turns")
     "attribute", [each for each in fields(Rollout) if each.name not in OF_EPISODES], ids=lambda each: each.name
 )
 def test_every_setting_is_in_the_plan_and_said_of_a_resume(load, attribute):
-    of_one = {"replay_routing": {"model": EXPERTS}, "stale": SAMPLED}
+    replays = {"rollout": "rollout { group = 4, max_tokens = 20, replay_prompts = 0.5 }"}
+    kept = {"rollout": "rollout { group = 4, max_tokens = 20, top_k = 9 }"}
+    of_one = {
+        "replay_routing": {"model": EXPERTS}, "stale": SAMPLED, "difficulty": replays, "solved": replays,
+        "logprobs": kept,
+    }  # fmt: skip
     spec = load(**BLOCKS | of_one.get(attribute.name, {}))
     plan = compile_plan(spec).plan
     assert plan is not None
     assert spec.rollout is not None
     role = attribute.metadata["setting"].role
     given = [Quantity(3, "steps")] if attribute.name == "show" else [3, 2]
+    given = [] if isinstance(getattr(spec.rollout, attribute.name), str) else given
     for value in [*given, *alternatives(getattr(spec.rollout, attribute.name), attribute.type)]:
         other = compile_plan(evolve(spec, rollout=evolve(spec.rollout, **{attribute.name: value}))).plan
         if other is not None and other.id != plan.id:

@@ -1,5 +1,6 @@
 """Rollouts in one process: prompts, what is sampled behind them, how it is scored and made into rows."""
 
+import math
 import re
 from statistics import mean, stdev
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.packings.single_run import pack as pack_single
 from xtrain.components.rewards.exact_answer_torch import answer_in, equal, score
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
+from xtrain.dsl.schema.policy import KEPT, SEEN, SHARES
 from xtrain.runtime.base.errors import DataError
 from xtrain.runtime.feed.collate import compose
 from xtrain.runtime.feed.microbatch import IGNORE_INDEX
@@ -121,6 +123,31 @@ def test_log_probabilities_are_those_of_the_temperature_whatever_is_left_out(aut
             kept = int((best.cumsum(0) < 0.8 * best.sum()).sum()) + 1
             left_out += 1 - best[:kept].sum().item() if settings else 0
         assert found.left_out == pytest.approx(left_out, abs=1e-12) and (left_out > 0) == bool(settings)
+
+
+def test_log_probabilities_may_be_of_the_tokens_that_are_left(author):
+    """With the likeliest of them, and the probabilities of these and of all others together."""
+    chosen = evolve(sampler(author, temperature=0.7, top_k=9, top_p=0.8), processed=True, compared=4)
+    ends = [TextEnds.of(ByteTokenizer(), ["z"])] * len(PROMPTS)
+    plain = sampled(author, PROMPTS, ["a", "b", "c"], temperature=0.7, top_k=9, top_p=0.8)
+    counts = set()
+    for prompt, found, other in zip(PROMPTS, chosen.sample(PROMPTS, ends, ["a", "b", "c"]), plain, strict=True):
+        assert found.tokens == other.tokens and found.left_out == pytest.approx(other.left_out, abs=1e-12)
+        ids = list(prompt)
+        for place, (token, logprob) in enumerate(zip(found.tokens, found.logprobs, strict=True)):
+            best = (recomputed_logits(author, ids) / 0.7).softmax(-1).topk(9)
+            kept = int((best.values.cumsum(0) < 0.8 * best.values.sum()).sum()) + 1
+            counts.add(kept)
+            of_all = best.values[:kept] / best.values[:kept].sum()
+            left = dict(zip(best.indices[:kept].tolist(), of_all.tolist(), strict=True))
+            assert logprob == pytest.approx(math.log(left[token]), rel=1e-10)
+            recorded = found.columns[KEPT][place]
+            assert recorded.shape == (9,) and set(recorded[recorded > 0] - 1) == set(left)
+            seen, shares = found.columns[SEEN][place].tolist(), found.columns[SHARES][place]
+            assert shares[:4] == pytest.approx([left.get(each, 0) for each in seen], rel=1e-6)
+            assert shares[4] == pytest.approx(1 - shares[:4].sum(), abs=1e-6)
+            ids.append(token)
+    assert len(counts) > 1
 
 
 def test_what_ends_a_completion_is_part_of_its_tokens_and_not_of_its_text(author):
