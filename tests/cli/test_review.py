@@ -175,3 +175,12 @@ def test_a_killed_review_leaves_nothing(spec, moments):
     Path("temporary/xtrain-review-left").mkdir()  # as a killed one leaves it
     assert review("HEAD:specs/run.xtrain").returncode == 0
     assert not [*Path("temporary").iterdir()]
+
+
+def test_a_figure_that_neither_plan_has_is_left_out(spec):
+    unpriced = spec.replace(" { price = 2.5 }", "")
+    write(unpriced)
+    write(unpriced.replace("rows = 512", "rows = 1024"), "more.xtrain")
+    both = ("specs/run.xtrain", "specs/more.xtrain")
+    table = xtrain("review", *both, "--format", "github", cwd=Path.cwd()).stdout
+    assert "| headroom |" in table and "| cost |" not in table, table

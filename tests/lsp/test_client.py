@@ -195,6 +195,7 @@ def test_a_session_ends_without_a_word():
         command = [sys.executable, "-m", "xtrain", "lsp"]
         done = subprocess.run(command, input=sent, capture_output=True, text=True, cwd=ROOT, timeout=60)
         assert done.returncode == 0 and done.stderr == "", done.stderr
+        assert '"serverInfo": {"name": "xtrain", "version": "' in done.stdout
 
 
 def test_hover_and_hints_come_from_the_plan(editor: Editor):

@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_a_sketch_for_good(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module.time, "monotonic", lambda: 0.0)
     count = 10_000
     names = [f"loss/{i}" for i in range(50)]
-    records = [{"step": step, "time": float(step), **dict.fromkeys(names, 1.5)} for step in range(1, count + 1)]
+    records = [{"step": step, "time": float(step), **dict.fromkeys(names, step)} for step in range(1, count + 1)]
     series = Series(limit_bytes=8 * count * 10)
     series.extend(records)
     series.xy("x")
@@ -227,6 +227,10 @@ def test_what_does_not_fit_is_a_sketch_for_good(monkeypatch: pytest.MonkeyPatch)
             series.complete(wanted[0], records[wanted[0] :], wanted[1], count)
     assert sum(len(series.xy(name)[0]) == count for name in names) >= 5
     assert series._num_bytes() <= 8 * count * 11
+    series.extend([{**records[-501], "time": count + 1.0}])  # the run has gone back
+    for name in names:
+        x, y = series.xy(name)
+        assert x[-1] == count - 500 and np.array_equal(x, y), name
 
 
 @pytest.mark.slow

@@ -247,6 +247,7 @@ def test_a_long_rank_can_be_scrolled_to_its_end() -> None:
     assert drawn.most_scroll > 0 and "more below" in text(drawn)
     last = page(facts(), moved(drawn, 999, 0), 60, 8)
     assert last.view.scroll == drawn.most_scroll and "step.optimizer" in text(last)
+    assert text(page(facts(), RankView(shows="rank", rank=3, scroll=999), 60, 8)) == text(last)  # it was longer before
 
 
 def test_the_table_holds_numbers_as_they_were_reported() -> None:

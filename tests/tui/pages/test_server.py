@@ -49,6 +49,8 @@ def test_what_a_server_does() -> None:
     ]  # fmt: skip
     assert second.split()[1:3] == ["on", "disk"] and "3" in second.split() and second.endswith("1m01s")
     assert "damaged" in third and "full" in third
+    healthy = msgspec.structs.replace(STATUS, errors=0)
+    assert shown(page(healthy, ListView(), 110, 24, NOW))[2].endswith(" · 12.3/s · no errors")
 
 
 def test_who_waits_and_what_is_wrong() -> None:
