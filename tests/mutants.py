@@ -159,8 +159,8 @@ class Tester:
                     alone = job._replace(tests=again, seconds=PATIENCE)
                     # What fails by chance, or with others alone, has noticed nothing.
                     fails = self._outcome(server, alone, path, other).failed
-                    if fails and (failed in self.sound or not server.outcome(alone).failed):
-                        self.sound.add(failed)
+                    if fails and (self.sound.issuperset(again) or not server.outcome(alone).failed):
+                        self.sound |= set(again)
                         verdict = Verdict("caught", failed)
                     else:
                         self.broken |= set(again)
@@ -327,7 +327,7 @@ def main() -> int:
         verdict = tester.verdict(planted)
         found[verdict.word] += 1
         print(f"{_shown(number, planted, verdict.word)}\n  {verdict.by} ({time.monotonic() - began:.0f} s)", flush=True)
-    rate = 100 * found["caught"] / max(1, found["caught"] + found["survived"])
+    rate = 100 * found["caught"] / max(1, found.total())
     print(f"{rate:.0f} % noticed: {', '.join(f'{number} {word}' for word, number in sorted(found.items()))}")
     return int(rate < arguments.least)
 

@@ -25,7 +25,7 @@ from faults import faults
     ("x = a.sum(d)", {"x = a"}),
     ("x['rows']", {"x['rowx']"}),
     ("x = 'a text for people'", set()),
-    ("x = f(help='rows', strict=True, kw_only=True, maxsize=2)", set()),
+    ("x = f(help='rows', strict=True, kw_only=True, init=False, maxsize=2)", set()),
     ("assert a < b and c", set()),
     ("Kind = Literal['rows', 'columns']", set()),
     ("x: 'Text' = a", set()),

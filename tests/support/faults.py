@@ -18,7 +18,7 @@ OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.
 KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 # Arguments that people read, and those that guard or hurry without a result of their own.
 TEXTS = {"doc", "help", "hint", "why", "description", "metavar", "message", "strict", "flush", "eq"}
-TEXTS |= {"repr", "kw_only", "slots", "maxsize", "stacklevel"}
+TEXTS |= {"repr", "init", "kw_only", "slots", "maxsize", "stacklevel"}
 UNWRAPPED = {"min", "max", "sorted", "abs", "round", "sum", "any", "all", "set", "reversed", "dedent", "deepcopy"}
 
 
