@@ -16,6 +16,7 @@ from xtrain.runtime.base.state import Progress
 from xtrain.runtime.base.user_parts import PartFailed
 from xtrain.runtime.loop.hooks import event_hook, user_body
 from xtrain.runtime.nn.batch import Step
+from xtrain.runtime.store.checkpoints import CheckpointFolder
 
 HEAD = "import torch\nfrom xtrain import hook\n"
 SPEC = """
@@ -73,6 +74,9 @@ def test_every_place_is_called_in_its_order(tmp_path):
         assert [r[f"hook/at_{place}/lr"] for r in (records[1], records[3])] == [records[1]["lr"], records[3]["lr"]]
     assert all(r["hook/at_after_step/objective"] == r["objective"] for r in (records[1], records[3]))
     assert records[1]["hook/at_before_step/rows"] == 2 and records[1]["eval/made/loss"] and records[1]["loss"]
+    saved = json.loads((CheckpointFolder(found / "checkpoints").latest().path / "state.json").read_text())
+    # Metrics of the step whose state is saved, by which `checkpoint.best` chooses.
+    assert {f"hook/at_{place}/rows" for place in ("before_step", "after_loss", "after_step")} <= saved["metrics"].keys()
 
 
 @pytest.mark.slow
