@@ -1,10 +1,10 @@
 """Multi-head latent attention of a `LatentAttentionLayer` (DeepSeek-V2, arXiv 2405.04434)."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from attrs import frozen
 from torch import Tensor
 
 from xtrain.blocks.latent_attention import LatentAttentionLayer
@@ -22,8 +22,7 @@ NORM_EPS = 1e-6  # of the norms of narrow vectors, whatever the other norms have
 # with positions, C = R + P, A width of heads in kernels, V width of a value
 
 
-@frozen(eq=False)
-class ChosenPositions:
+class ChosenPositions(NamedTuple):  # which compiled code can make
     """Positions that queries see. seen_BSL: bool, of whole rows. loss: given queries and keys of attention, returns the
     share of the step's objective of whatever chose; None: it has none."""
 

@@ -17,6 +17,7 @@ from xtrain.planner.load import plan_from_text
 from xtrain.runtime.nn.attention import KERNELS
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.batch import DocumentLayout
+from xtrain.runtime.nn.latent_attention import ChosenPositions
 from xtrain.runtime.nn.layers import Rotation
 from xtrain.runtime.nn.sparse_attention import SparseLatentAttention
 
@@ -163,3 +164,10 @@ def test_an_evaluation_has_no_loss_of_indexers():
     computed(module.eval(), arch, input_of()).sum().backward()
     assert module.indexer is not None and module.indexer.aux is None
     assert not [name for name in gradients(module) if name.startswith("indexer.")]
+
+
+def test_compiled_code_takes_chosen_positions():
+    """As blocks do that share a choice."""
+    given = torch.zeros(2, 3, 3, dtype=torch.bool)
+    call = torch.compile(lambda seen: ChosenPositions(seen).seen_BSL.logical_not(), backend="eager", fullgraph=True)
+    assert call(given).all()
