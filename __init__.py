@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from xtrain.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from xtrain.api.environments import OpenEnvEpisode as OpenEnvEpisode
     from xtrain.api.runs import Run as Run
     from xtrain.api.runs import RunFailed as RunFailed
     from xtrain.api.runs import open_run as open_run
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 _OFFERED = {
     **dict.fromkeys(("LoadedSpec", "ReviewedPlan", "SpecWarning", "load"), "xtrain.api.specs"),
     **dict.fromkeys(("Run", "RunFailed", "open_run"), "xtrain.api.runs"),
+    "OpenEnvEpisode": "xtrain.api.environments",
     "SpecErrors": "xtrain.dsl.diagnostics.diagnostic",
     "PlanError": "xtrain.plan.serialise",
     "EnvironmentFault": "xtrain.runtime.base.errors",

@@ -1,5 +1,6 @@
 """The spec that learns from its own answers does so; a run with rollouts that is killed goes on to the same rewards."""
 
+import json
 import os
 import shutil
 import signal
@@ -90,42 +91,75 @@ launch { device = cpu }
 every 1 step log
 every 1 step checkpoint
 """.replace("TEMPLATE", TEMPLATE)
-KILLS = int(os.environ.get("XTRAIN_KILLS", "2"))
+KILLER = """
+import json, os, signal, threading
+from pathlib import Path
+from xtrain import hook
+
+def reach(name):
+    \"\"\"Kill the run at the moment that the file `moment` names: the n-th time that this start comes there.\"\"\"
+    wanted, count = json.loads(Path("moment").read_text()) if Path("moment").exists() else ("", 0)
+    if name != wanted:
+        return
+    with open("reached", "a") as file:
+        file.write("x")
+    if Path("reached").stat().st_size == count:
+        os.killpg(int(Path("victim").read_text()), signal.SIGKILL)
+
+HOOKS
+"""
+PLACES = ("before_backward", "after_backward", "before_optimizer", "after_optimizer", "after_step", "before_checkpoint")
+MOMENTS = [
+    *(("reset", 3), ("step", 5), ("finish", 2), ("step", 19), ("reset", 17), ("finish", 17), ("step", 40)),
+    *((place, 1) for place in PLACES),
+    *(("generate", count) for count in (1, 1, 2)),
+]
+
+
+def killing(folder: Path) -> None:
+    """Write a spec whose run kills itself at moments that a file names."""
+    hooks = "".join(f'@hook("{each}")\ndef at_{each}(context):\n    reach("{each}")\n\n' for each in PLACES)
+    # While turns are sampled: some time after the rows of a step have been read.
+    hooks += '@hook("before_step")\ndef at_step(context):\n    threading.Timer(0.05, reach, ["generate"]).start()\n'
+    world = WORLD.replace("import os\n", "import os\nfrom killer import reach\n", 1)
+    for method in ("reset(self, task, random, each: float = 0.5)", "step(self, text)", "finish(self)"):
+        begin = f"def {method}:\n"
+        assert begin in world
+        world = world.replace(begin, f'{begin}        reach("{method.partition("(")[0]}")\n')
+    spec = EPISODES.replace('use "world.py"', 'use "world.py"\nuse "killer.py"').replace("budget = 8", "budget = 12")
+    used = "".join(f"hook at_{each}\n" for each in (*PLACES, "step"))
+    (folder / "killer.py").write_text(KILLER.replace("HOOKS", hooks))
+    (folder / "sampled.py").write_text(PARTS)
+    (folder / "world.py").write_text(world)
+    (folder / "killed.xtrain").write_text(spec + used)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_in_an_episode_has_the_same_episodes(tmp_path: Path):
-    """At random moments: while turns are sampled, tools called, episodes scored, or weights updated."""
-    whole, killed, moments = tmp_path / "whole", tmp_path / "killed", Random(11)
+@pytest.mark.timeout(3600)
+def test_a_run_that_is_killed_sixteen_times_has_the_same_episodes(tmp_path: Path):
+    """In calls of the environment, while turns are sampled, around the backward, the update and a save."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         folder.mkdir()
-        (folder / "sampled.py").write_text(PARTS)
-        (folder / "world.py").write_text(WORLD)
-        (folder / "killed.xtrain").write_text(EPISODES)
+        killing(folder)
     expected = run(whole, whole / "killed.xtrain")
     command = [sys.executable, "-m", "xtrain", "run", "killed.xtrain", "--ui", "plain"]
-    for number in range(KILLS):
+    ends = []
+    for moment in MOMENTS:
+        (killed / "moment").write_text(json.dumps(moment))
+        (killed / "reached").unlink(missing_ok=True)
         process = subprocess.Popen(
             command, cwd=killed, env=Project(tmp_path).environment, start_new_session=True, stdout=subprocess.DEVNULL
         )
-        while not list(killed.glob("runs/killed/*/metrics.jsonl")) and process.poll() is None:
-            time.sleep(0.02)
-        time.sleep(moments.uniform(0, 4.0 + number))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        (killed / "victim").write_text(str(process.pid))
+        ends.append(process.wait(timeout=300))
+    assert ends == [-signal.SIGKILL] * len(MOMENTS)
+    (killed / "moment").unlink()
     found = run(killed, killed / "killed.xtrain")
-    names = (
-        "step",
-        "reward",
-        "loss",
-        "grad_norm",
-        "rollout/reward_std",
-        "rollout/turns",
-        "rollout/lost",
-        "rollout/tokens",
-    )
+    names = ("step", "reward", "loss", "grad_norm", "rollout/reward_std", "rollout/turns", "rollout/lost")
+    names += ("rollout/tokens",)
     assert [[each[name] for name in names] for each in found] == [[each[name] for name in names] for each in expected]
-    assert len(expected) == 8 and max(each["rollout/turns"] for each in expected) > 1
+    assert len(expected) == 12 and max(each["rollout/turns"] for each in expected) > 1
 
 
 SPEC = """

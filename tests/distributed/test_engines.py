@@ -12,7 +12,7 @@ from engine_stub import CHANGED, EngineStub, running
 from forked_ranks import Outcome, RanksFailed
 from projects import events, records
 from served import KEY, listening, one_rank
-from sweeps import sampled_trial
+from sweeps import episodes_trial, sampled_trial
 from topologies import Topology
 from trials import MODELS, TOLERANCE, Laboratory, Trial, gaps
 
@@ -31,7 +31,7 @@ SERVER = """
 experiment served {{ seed = 3 }}
 model {model}
 tokenizer bytes
-{adapter}serve {{ {trained}, max_tokens = 64, rows = 4 }}
+{adapter}serve {{ {trained}, max_tokens = 288, rows = 4 }}
 launch {{ device = cpu }}
 """
 
@@ -194,6 +194,25 @@ def test_our_server_samples_what_the_ranks_of_the_run_would(here: Laboratory, ad
     found = gaps(served, own)
     assert found.worst < TOLERANCE["fp64"]
     assert max(each["rollout/logprob_gap_max"] for each in measured(served)) < 1e-6
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("layout", [(), ("parallel.fsdp=2",)], ids=["one rank", "fsdp"])
+def test_our_server_samples_the_turns_of_episodes(here: Laboratory, layout: tuple[str, ...]):
+    """After the same replies of the environment, with the draws of the run."""
+    trial = episodes_trial(here, Topology())
+    trial = evolve(trial, steps=3, more=trial.more.replace(", answers = sampled", "") + ADAPTER)
+    own = here.alone(trial, timeout=300.0)
+    with our_server(here, ADAPTER) as url:
+        asked = evolve(trial, more=trial.more + engine_at(url, "server", ', key = "ENGINE_KEY"'))
+        served = run(here, asked, layout)
+    assert shown(served) == shown(own) and len(shown(own)) == 3 and not warnings(served)
+    assert gaps(served, own).worst < TOLERANCE["fp64"]
+    for ours, theirs in zip(measured(served), measured(own), strict=True):
+        for name in ("reward", "rollout/turns", "rollout/lost", "rollout/tokens"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-12)
+        assert ours["rollout/logprob_gap_max"] < 1e-6
+    assert max(each["rollout/turns"] for each in measured(own)) > 1
 
 
 @pytest.mark.matrix
