@@ -79,9 +79,11 @@ class SmallLayout:
 @frozen(kw_only=True)
 class SmallExperiment:
     """alone: the experiment in one process, a step in one part. layouts: of the plan. other: the layout that
-    resumes. uncovered: what of the plan none of them has."""
+    resumes. rehearsal: one of which a step can be taken without other ranks. uncovered: what of the plan none of them
+    has."""
 
     alone: SmallLayout
+    rehearsal: SmallLayout
     layouts: tuple[SmallLayout, ...]
     other: SmallLayout
     shrunken: tuple[Shrunken, ...]
@@ -118,8 +120,11 @@ def small_experiment(
     rows = _rows(plan, [*chosen, other])
     small = attrs.evolve(small, batch=_batch(spec, plan, rows), collate=_collate(small, chosen))
     layouts = tuple(_layout(small, each, rows) for each in chosen)
+    # Without values of other ranks only these axes compute: an exchange of tokens reads their number.
+    alike = {axis: size for axis, size in sizes.items() if axis in ("fsdp", "tp")}
     return SmallExperiment(
         alone=SmallLayout.of({}, _alone(small, rows)),
+        rehearsal=SmallLayout.of(alike, _layout(small, alike, rows)),
         layouts=tuple(map(SmallLayout.of, chosen, layouts)),
         other=SmallLayout.of(other, _layout(_plain(small), other, rows)),
         shrunken=tuple(changed_settings(spec, layouts[0], plan)),
@@ -201,7 +206,8 @@ def _layout(small: Spec, axes: Mapping[str, int], rows: int) -> Spec:
         ),
         fsdp=attrs.evolve(parallel.fsdp, size=axes.get("fsdp", 1), replicate=axes.get("replicate", 1)),
     )
-    micro = min(small.batch.micro, rows // ranks)
+    # Not more microbatches than the layout needs: their number is what most of its time depends on.
+    micro = max(1, rows // ranks // (4 if axes.get("pp", 1) > 1 else 2))
     return attrs.evolve(small, parallel=parallel, batch=attrs.evolve(small.batch, micro=micro))
 
 

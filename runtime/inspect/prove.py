@@ -1,9 +1,10 @@
 """Proof of a plan's layout: its small experiment on several ranks against one process, and the collectives of the plan
 at full size."""
 
+import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -17,7 +18,7 @@ from xtrain.dsl.schema.model import Model
 from xtrain.plan.certificate import Certificate, Changed, ComparedLayout
 from xtrain.plan.data import own_modules
 from xtrain.plan.plan import Plan
-from xtrain.plan.serialise import source_fingerprint
+from xtrain.plan.serialise import source_fingerprint, to_json
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.review.small_experiment import (
     NoSmallExperiment,
@@ -58,8 +59,9 @@ def prove(
         forks = stack.enter_context(RankForks()) if ranks is None else ranks
         started = _Ranks(forks, folder, told)
         small, plans = _small(plan, started, most_ranks)  # or a refusal, for which no ranks are needed
+        first = {} if ranks is not None or own_modules(plan) else _rehearsal(plan, started, small)
         # The ranks and the trace have a core each.
-        compared: Future[list[ComparedLayout]] = pool.submit(_compare, started, small, plans)
+        compared: Future[list[ComparedLayout]] = pool.submit(_compare, started, small, plans, first)
         issued = issued_alike(plan, told, plans[1])
         results = compared.result()
     untraced = ["the order of collectives at full size"] if issued.reason and plan.mesh.world_size > 1 else []
@@ -111,6 +113,17 @@ def _small(plan: Plan, ranks: "_Ranks", most_ranks: int) -> tuple[SmallExperimen
     return small, [_planned(plan, each) for each in (small.alone, *small.layouts, small.other)]
 
 
+def _rehearsal(plan: Plan, ranks: "_Ranks", small: SmallExperiment) -> dict[str, str]:
+    """Return what a job needs so that its ranks find a step rehearsed, if the layout of the rehearsal has a plan."""
+    try:
+        planned = _planned(plan, small.rehearsal)
+    except EnvironmentFault:
+        return {}
+    file = ranks.folder / "rehearsal.json"
+    file.write_text(json.dumps(to_json(planned)))
+    return {"rehearsal": str(file)}
+
+
 def _small_code(model: Model, folder: Path) -> str:
     """Write the config of a small model that transformers' code computes, with all kinds of its layers; return its
     folder. Raises NoSmallExperiment."""
@@ -151,17 +164,20 @@ class _Ranks:
     folder: Path
     told: Told
 
-    def run(self, plan: Plan, layout: SmallLayout, name: str) -> Outcome:
+    def run(self, plan: Plan, layout: SmallLayout, name: str, more: Mapping[str, str] | None = None) -> Outcome:
         self.told(f"{layout.name}: {name}")
         # Ranks work in the folder; the author's modules lie next to the spec.
         placed = evolve(plan, spec=str(Path(plan.spec).absolute()))
-        return self.forks.run(placed, self.folder, name=name, timeout=TIMEOUT)
+        return self.forks.run(placed, self.folder, name=name, timeout=TIMEOUT, more=more)
 
 
-def _compare(ranks: _Ranks, small: SmallExperiment, plans: list[Plan]) -> list[ComparedLayout]:
-    """Return the comparison of each layout with one process, and of the one that resumes the first layout."""
+def _compare(
+    ranks: _Ranks, small: SmallExperiment, plans: list[Plan], first: Mapping[str, str]
+) -> list[ComparedLayout]:
+    """Return the comparison of each layout with one process, and of the one that resumes the first layout. first: keys
+    of the first job."""
     try:
-        alone = ranks.run(plans[0], small.alone, "alone")
+        alone = ranks.run(plans[0], small.alone, "alone", first)
     except RanksFailed as failure:
         return [_failed(small.alone, str(failure), resumed=False)]
     if not all(norm > 0 for _, _, norm in alone.curve):

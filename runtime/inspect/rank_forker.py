@@ -18,10 +18,12 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
+
+from xtrain.plan.plan import Plan
 
 # Imported by a rank on its way through a plan; here it is done once.
 PRELOADED: Final = (
@@ -29,6 +31,7 @@ PRELOADED: Final = (
     "xtrain.components.tokenizers.bytes_run",
     "xtrain.plan.serialise",
     "xtrain.runtime.feed.chat.messages",
+    "xtrain.runtime.feed.row_kernels",
     "xtrain.runtime.feed.sources.fields",
     "xtrain.runtime.feed.sources.files",
     "xtrain.runtime.inspect.held_state",
@@ -106,7 +109,8 @@ class StoreKeeper:
 def serve(job: dict[str, Any], keeper: StoreKeeper) -> dict[str, Any]:
     """Fork the ranks of a job, and wait until all have ended, one has failed or time is out.
 
-    `entry` of the job is `module:function`, which a rank calls with job, plan and rank.
+    `entry` of the job is `module:function`, which a rank calls with job, plan and rank. rehearsal: file of a
+    plan of which this process takes a step first.
     """
     from xtrain.plan.serialise import from_json
 
@@ -116,6 +120,10 @@ def serve(job: dict[str, Any], keeper: StoreKeeper) -> dict[str, Any]:
     plan = from_json(json.loads((directory / "plan.json").read_text()))
     if "code" in plan.architecture.own:  # each rank would spend seconds on importing transformers
         importlib.import_module("xtrain.runtime.inspect.rank_imports")
+    if "rehearsal" in job:
+        with _told_if_missed():
+            load_kernels()
+            rehearse(from_json(json.loads(Path(job["rehearsal"]).read_text())))
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     port = keeper.new_store() if world > 1 else 0
     ranks = {}
@@ -191,18 +199,24 @@ def preload(*more: str, once: Callable[[], None] = lambda: None) -> None:
     for module in (*PRELOADED, *more):
         with suppress(ModuleNotFoundError):  # some are of later versions of torch alone
             importlib.import_module(module)
-    try:
+    with _told_if_missed():
         load_for_ranks()
         once()
-    except Exception:  # every rank does it again, and reports what is wrong
-        import traceback
-
-        MISSED.append(traceback.format_exc())
     versions()  # a digest of all sources, which a rank writes into its checkpoints
     # What is here stays: no rank has to look through it for garbage, and to copy the pages on which it lies.
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@contextmanager
+def _told_if_missed() -> Iterator[None]:
+    try:
+        yield
+    except Exception:  # every rank does it again, and reports what is wrong
+        import traceback
+
+        MISSED.append(traceback.format_exc())
 
 
 def load_for_ranks() -> None:
@@ -231,6 +245,48 @@ def load_components() -> None:
         len(registry)
 
 
+def load_kernels() -> None:
+    """Compute with the fused kernels in both of their formats: numba takes milliseconds to read each of them."""
+    import torch
+
+    from xtrain.dsl.schema.rope import Rope
+    from xtrain.plan.architecture import RotaryAngles
+    from xtrain.runtime.nn.fused import normed_and_turned, rms_norm, silu_times, turned
+    from xtrain.runtime.nn.layers import Rotation
+
+    for dtype in (torch.float32, torch.float64):
+        x_BSHA, weight_A = (torch.ones(shape, dtype=dtype, requires_grad=True) for shape in ((1, 2, 2, 4), (4,)))
+        angles = RotaryAngles(width=4, theta=100.0, rope=Rope())
+        rotate = Rotation.of(torch.arange(2)[None], angles, dtype)
+        heads = turned(normed_and_turned(x_BSHA, weight_A, 1e-6, rotate), rotate)
+        silu_times(rms_norm(heads, weight_A, 1e-6, fused=True), heads).sum().backward()
+
+
+def rehearse(plan: Plan) -> None:
+    """Take a step of a plan as its only rank, so that torch learns its operators once and not in every rank.
+
+    What ranks are not to find is put back: process groups, random numbers, and what DTensor remembers of meshes.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from xtrain.runtime.inspect.trace import Program, fake_world
+
+    class RealProgram(Program):
+        """Its tensors have values."""
+
+        def _watching(self) -> ExitStack:
+            return ExitStack()
+
+    with torch.random.fork_rng(devices=[]), fake_world(plan, 0) as rank:
+        program = RealProgram(plan, rank)
+        program.set_up()
+        program.step(repeats=False)  # which are found of tensors without values
+        for parameter in program.model.parameters():
+            if isinstance(parameter, DTensor):
+                DTensor.full_tensor(parameter.detach())  # pyright: ignore[reportArgumentType]
+
+
 def answer_jobs() -> None:
     """Answer the jobs on stdin until it is closed; this process ends then."""
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads must not be forked"
@@ -243,5 +299,7 @@ def answer_jobs() -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored below nohup
     die_with(int(sys.argv[1]))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a process that has used a device must not be forked
+    os.nice(10)  # many ranks leave the process that waits for them a core for what it does meanwhile
     preload()
     answer_jobs()

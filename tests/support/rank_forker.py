@@ -41,7 +41,7 @@ def load_for_ranks() -> None:
 def _load_kernels_alone() -> None:
     with Path(__file__).open() as lock:  # where no machine code is kept yet, one process compiles and others read
         fcntl.flock(lock, fcntl.LOCK_EX)
-        load_kernels()
+        rank_forker.load_kernels()
 
 
 def feed_once() -> None:
@@ -68,54 +68,17 @@ def feed_once() -> None:
         RowFeeder(store=store, documents=np.arange(1), rows=rows, collate=chain).microbatch(np.array([0]))
 
 
-def load_kernels() -> None:
-    """Compute with the fused kernels in both of their formats: numba takes milliseconds to read each of them."""
-    import torch
-
-    from xtrain.dsl.schema.rope import Rope
-    from xtrain.plan.architecture import RotaryAngles
-    from xtrain.runtime.nn.fused import normed_and_turned, rms_norm, silu_times, turned
-    from xtrain.runtime.nn.layers import Rotation
-
-    for dtype in (torch.float32, torch.float64):
-        x_BSHA, weight_A = (torch.ones(shape, dtype=dtype, requires_grad=True) for shape in ((1, 2, 2, 4), (4,)))
-        angles = RotaryAngles(width=4, theta=100.0, rope=Rope())
-        rotate = Rotation.of(torch.arange(2)[None], angles, dtype)
-        heads = turned(normed_and_turned(x_BSHA, weight_A, 1e-6, rotate), rotate)
-        silu_times(rms_norm(heads, weight_A, 1e-6, fused=True), heads).sum().backward()
-
-
 def train_once() -> None:
-    """Take a step of a few layouts as their only rank, so that torch learns its operators once and not in every rank.
-
-    What ranks are not to find is put back: process groups, random numbers, and what DTensor remembers of meshes.
-    """
-    from contextlib import ExitStack
-
-    import torch
-    from torch.distributed.tensor import DTensor
+    """Take a step of a few layouts."""
     from trials import Trial
 
     from xtrain.planner.load import plan_from_text
-    from xtrain.runtime.inspect.trace import Program, fake_world
-
-    class RealProgram(Program):
-        """Its tensors have values."""
-
-        def _watching(self) -> ExitStack:
-            return ExitStack()
 
     for model, layout in LAYOUTS:
         text = Trial(model=model).text(alone=False)
         plan = plan_from_text(text, "trial.xtrain", ("model.layers=2", "launch.device=cpu", *layout)).plan
         assert plan is not None
-        with torch.random.fork_rng(devices=[]), fake_world(plan, 0) as rank:
-            program = RealProgram(plan, rank)
-            program.set_up()
-            program.step(repeats=False)  # which are found of tensors without values
-            for parameter in program.model.parameters():
-                if isinstance(parameter, DTensor):
-                    parameter.detach().full_tensor()
+        rank_forker.rehearse(plan)
 
 
 def main() -> None:

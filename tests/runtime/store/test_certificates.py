@@ -55,7 +55,7 @@ def certified(plan: Plan, monkeypatch: pytest.MonkeyPatch, /, **changed: Any) ->
         layout="fsdp 2", ranks=2, resumed=False, loss=0.0, norm=0.0, evaluation=0.0, routing=0.0, tensor=1e-15,
         worst="norm.weight", seconds=1.0,
     )  # fmt: skip
-    monkeypatch.setattr(proofs, "_compare", lambda ranks, small, plans: [equal])
+    monkeypatch.setattr(proofs, "_compare", lambda ranks, small, plans, first: [equal])
     monkeypatch.setattr(proofs.RankForks, "start", lambda self: None)
     monkeypatch.setattr(proofs, "issued_alike", lambda *given: Issued(ranks=(0,), calls=1, problems=()))
     found = evolve(proofs.prove(plan), **changed)
