@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xtrain.runtime.store.export_weights import Report
 
 HELP = "export a trained model for transformers"
-DESCRIPTION = "Write a checkpoint of a run as a folder that transformers reads."
+DESCRIPTION = "Write a checkpoint of a run as a folder that transformers reads, or as a file for llama.cpp."
 EPILOG = """\
 FOLDER gets config.json, generation_config.json, weights as safetensors, the tokenizer with its chat template, and a
 model card, README.md. It is written beside its place, read back, and then gets its name; what is there is never
@@ -26,6 +26,7 @@ examples:
   xtrain export runs/quickstart/<run> --to models/quickstart
   xtrain export runs/quickstart/<run> --to models/best --checkpoint best --dtype bf16
   xtrain export runs/quickstart/<run> --to models/averaged --ema --shard-size 5GB
+  xtrain export runs/quickstart/<run> --to models/quickstart.gguf
 
 exit codes: 0 exported, 2 the command line is wrong, 3 no checkpoint, a damaged one, no room, or FOLDER is there already
 """
@@ -60,7 +61,9 @@ def add_task(parser: argparse.ArgumentParser) -> None:
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select the checkpoint, the target folder and the format."""
     parser.add_argument("run_directory", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="output folder")
+    parser.add_argument(
+        "--to", metavar="FOLDER", type=Path, required=True, help="output folder, or FILE.gguf for llama.cpp and Ollama"
+    )
     parser.add_argument(
         "--checkpoint",
         metavar="WHICH",
@@ -106,6 +109,8 @@ def file_size(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain export`. The help lists the exit statuses."""
+    if arguments.to.suffix == ".gguf" and (arguments.adapter or arguments.quantise or arguments.dtype == "fp8"):
+        raise Refused(2, "xtrain export: a .gguf file is written of a whole model in fp32, fp16 or bf16")
     if arguments.adapter and arguments.quantise:
         raise Refused(2, "xtrain export: --quantise is for a whole model, and --adapter exports none")
     if arguments.adapter and arguments.dtype == "fp8":
@@ -126,7 +131,7 @@ def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, me
     plan = load_plan(directory / "plan.json")
     which = {"checkpoint": arguments.checkpoint, "averaged": arguments.ema, "dtype": arguments.dtype}
     how = {"most": arguments.shard_size, "dequantise": arguments.dequantise, "merges": merges}
-    how["quantise"] = not merges and arguments.quantise
+    how |= {"quantise": not merges and arguments.quantise, "gguf": arguments.to.suffix == ".gguf"}
     which["task"] = arguments.task
     export = adapter_export_of(plan, directory, **which) if adapter else export_of(plan, directory, **which, **how)
     step = f"step {export.state['step']:,}"

@@ -14,6 +14,7 @@ from xtrain.dsl.schema.model_config import (
     MLP_BIAS,
     ONLY,
     ConfigKey,
+    LlamaCpp,
     ModelConfig,
     head_width,
     keys,
@@ -34,6 +35,7 @@ class Llama(TransformerSettings, PlannedModel):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="llama",
         architectures=("LlamaForCausalLM",),
+        llama_cpp=LlamaCpp("llama", pairs=True, biases=True),
         keys=keys(
             ATTENTION_BIAS,
             MLP_BIAS,

@@ -11,7 +11,17 @@ from xtrain.components.families._with_images import MISTRAL3, VISION
 from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, TransformerSettings, window_setting
-from xtrain.dsl.schema.model_config import HARMLESS, ONLY, WINDOW, ConfigKey, ModelConfig, head_width, keys, query_heads
+from xtrain.dsl.schema.model_config import (
+    HARMLESS,
+    ONLY,
+    WINDOW,
+    ConfigKey,
+    LlamaCpp,
+    ModelConfig,
+    head_width,
+    keys,
+    query_heads,
+)
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.weight_files import StoredNames
@@ -27,6 +37,7 @@ class Mistral(TransformerSettings, PlannedModel):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="mistral",
         architectures=("MistralForCausalLM",),
+        llama_cpp=LlamaCpp("llama", pairs=True),
         keys=keys(
             ConfigKey("kv_heads", "num_key_value_heads", 8, null=query_heads),
             ConfigKey("head_dim", "head_dim", default=head_width, null=head_width),

@@ -13,6 +13,7 @@ from xtrain.dsl.schema.model_config import (
     HARMLESS,
     ONLY,
     ConfigKey,
+    LlamaCpp,
     ModelConfig,
     keys,
 )
@@ -32,6 +33,7 @@ class Olmo2(TransformerSettings, PlannedModel):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="olmo2",
         architectures=("Olmo2ForCausalLM",),
+        llama_cpp=LlamaCpp("olmo2"),
         keys=keys(
             ConfigKey("norm_eps", "rms_norm_eps", 1e-5),
             ConfigKey("ffn", "intermediate_size"),

@@ -15,6 +15,7 @@ from xtrain.dsl.schema.model_config import (
     OFF,
     ONLY,
     ConfigKey,
+    LlamaCpp,
     ModelConfig,
     keys,
     later_layers,
@@ -37,6 +38,7 @@ class Qwen2(TransformerSettings, PlannedModel):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen2",
         architectures=("Qwen2ForCausalLM",),
+        llama_cpp=LlamaCpp("qwen2"),
         keys=keys(
             ConfigKey("kv_heads", "num_key_value_heads", default=32, null=query_heads),
             ConfigKey("ffn", "intermediate_size"),

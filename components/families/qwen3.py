@@ -21,6 +21,7 @@ from xtrain.dsl.schema.model_config import (
     HARMLESS,
     ONLY,
     ConfigKey,
+    LlamaCpp,
     ModelConfig,
     keys,
     later_layers,
@@ -44,6 +45,7 @@ class Qwen3(TransformerSettings, PlannedModel):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen3",
         architectures=("Qwen3ForCausalLM",),
+        llama_cpp=LlamaCpp("qwen3"),
         keys=keys(
             ConfigKey("kv_heads", "num_key_value_heads", 32),
             ATTENTION_BIAS,

@@ -17,6 +17,7 @@ from xtrain.dsl.schema.model_config import (
     ONLY,
     WINDOW,
     ConfigKey,
+    LlamaCpp,
     ModelConfig,
     head_width,
     keys,
@@ -40,6 +41,7 @@ class Qwen3Moe(MixedTransformer, PlannedModel):
     config: ClassVar[ModelConfig | None] = ModelConfig(
         model_type="qwen3_moe",
         architectures=("Qwen3MoeForCausalLM",),
+        llama_cpp=LlamaCpp("qwen3moe"),
         keys=keys(
             ConfigKey("kv_heads", "num_key_value_heads", 4),
             ATTENTION_BIAS,

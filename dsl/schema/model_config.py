@@ -1,7 +1,7 @@
 """Supported keys of a transformers `config.json`."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from attrs import evolve, field
 
@@ -101,6 +101,15 @@ class WholeModel:
     unnamed: bool = True
 
 
+class LlamaCpp(NamedTuple):
+    """Form of a family's models in llama.cpp. pairs: its RoPE turns neighbouring rows, which transformers stores half a
+    head apart. biases: it computes attention with biases, where a family has them by a setting."""
+
+    name: str
+    pairs: bool = False
+    biases: bool = False
+
+
 @frozen(kw_only=True)
 class ModelConfig:
     """The part of `config.json` that a family supports.
@@ -116,7 +125,7 @@ class ModelConfig:
     local_rope: set if that base does not apply to all layers. rope: default of `rope_parameters`; empty: no scaling.
     constant: settings that no key determines, with their values. only: keys with restricted values. harmless: keys that
     may have any value. whole: a model that contains one of the family as a part. heads_divide: transformers requires a
-    width divisible by the number of heads.
+    width divisible by the number of heads. llama_cpp: None: its GGUF files are not written.
     """
 
     model_type: str
@@ -137,6 +146,7 @@ class ModelConfig:
     aliases: tuple[str, ...] = ()
     rope_always: bool = False
     original: int = 0
+    llama_cpp: LlamaCpp | None = None
 
     @property
     def types(self) -> tuple[str, ...]:

@@ -229,9 +229,10 @@ def export_of(
     quantise: bool = False,
     merges: bool = False,
     task: str | None = None,
+    gguf: bool = False,
 ) -> Export:
     """Return the export of a checkpoint of a run. merges: merge the adapter into the model; task: the adapter to merge,
-    of several.
+    of several. gguf: as one file.
 
     checkpoint, averaged: see `chosen`. Raises EnvironmentFault if the checkpoint does not exist, is of another model,
     or lacks such weights.
@@ -240,7 +241,7 @@ def export_of(
     own = plan_of(plan, task) if merges else plan
     entry, source = _source(plan, directory, checkpoint=checkpoint, averaged=averaged)
     merging = Merging(own, source["base"], entry, stored_names(plan, task)) if merges else None
-    how = {"most": most, "dequantise": dequantise, "quantise": quantise, "merging": merging}
+    how = {"most": most, "dequantise": dequantise, "quantise": quantise, "merging": merging, "gguf": gguf}
     return Export(plan=own, dtype=dtype, **how, **source)
 
 

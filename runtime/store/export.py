@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 from torch import Tensor
 
 from xtrain.dsl.checking.config_json import snapshot_folder
 from xtrain.dsl.checking.model_folder import settings_in_folder
 from xtrain.dsl.schema.data_components import tokenizer_kind
-from xtrain.dsl.schema.model_config import QUANTISATION
+from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.schema.model_config import QUANTISATION, LlamaCpp
 from xtrain.dsl.schema.precision import FLOATS, ROW, Qat
 from xtrain.plan.architecture import HEAD, Architecture, ParameterSpec, buffers
 from xtrain.plan.exported_config import (
@@ -133,10 +134,11 @@ class Export(WeightsExport):
     dtype: None: see `_formats`; fp8: matrices of blocks in fp8 with scales, all else in bf16. most: bytes of a weight
     file. dequantise: write quantized matrices of the base as the values of their codes. quantise: write the matrices
     that `precision { qat }` rounds as integers. merging: merges the checkpoint's adapter into the base; None for a
-    checkpoint of a whole model.
+    checkpoint of a whole model. gguf: write one file, by way of a folder.
     """
 
     most: int
+    gguf: bool = False
     dequantise: bool = False
     quantise: bool = False
     merging: Merging | None = None
@@ -148,6 +150,22 @@ class Export(WeightsExport):
         )
 
     def _write(self, to: Path, report: Report) -> Exported:
+        if not self.gguf:
+            return self._write_folder(to, report)
+        folder = to.with_name(f".{to.name}.folder")
+        from xtrain.runtime.store.gguf_file import write_gguf
+
+        if folder.is_dir():  # left by an export that was killed
+            durable.clear(folder)
+        try:
+            exported = self._write_folder(folder, report)
+            formats, tensors = write_gguf(folder, to, self._llama_cpp)
+        finally:
+            if folder.is_dir():
+                durable.clear(folder)
+        return evolve(exported, folder=to, files=1, formats=formats, tensors=tensors)
+
+    def _write_folder(self, to: Path, report: Report) -> Exported:
         plan = self.plan
         if self.merging is not None:
             self.merging.check()
@@ -163,10 +181,15 @@ class Export(WeightsExport):
             raise ExportFailed(f"{message}; choose another format, such as --dtype bf16", "X525")
         usual = next(format for format in formats if format in FORMATS)
         contents |= self._configs(origin, tokenizer, ends, usual) | self._code()
+        if self.gguf:
+            from xtrain.runtime.store.gguf_file import TOKENIZER, check_form
+
+            tokens = json.loads(contents.get(TOKENIZER, b"{}"))
+            check_form(json.loads(contents[CONFIG]), tokens, self._llama_cpp)
         loss = last_loss(self.run, self.state)
         contents[CARD] = model_card(plan, self.state, self.weights, formats, loss).encode()
         total = sum(formats.values())
-        check_room(to, total + sum(map(len, contents.values())) + SMALL_BYTES)
+        check_room(to, (2 if self.gguf else 1) * total + sum(map(len, contents.values())) + SMALL_BYTES)
         with new_folder(to) as folder:
             for name, content in contents.items():
                 (folder / name).parent.mkdir(exist_ok=True)
@@ -236,6 +259,12 @@ class Export(WeightsExport):
     def _compute(self) -> torch.dtype:
         """The number format in which products take matrices."""
         return TYPES[FORMATS[compute_format(self.plan)]]
+
+    @property
+    def _llama_cpp(self) -> LlamaCpp | None:
+        arch = self._arch.core
+        config = FAMILIES[arch.family].config if arch.family in FAMILIES and arch.has_logits else None
+        return None if config is None else config.llama_cpp
 
     @property
     def _arch(self) -> Architecture:
