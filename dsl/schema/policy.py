@@ -74,15 +74,15 @@ class PolicyLoss(ReferredLoss):
     )
     kl_weight: float = setting("weight of `kl`", default=0.0, check=not_negative)
     kl_target: float | None = setting(
-        "`policy/reference_kl` that `kl_weight` is adapted to: each step multiplies it by 1 + kl_gain · clip(KL / "
-        "kl_target − 1, −0.2, 0.2) (1909.08593, section 2.2); none: `kl_weight` is constant",
+        "divergence (`policy/reference_kl`) that `kl_weight` is adapted to: each step multiplies it by 1 + kl_gain · "
+        "clip(KL / kl_target − 1, −0.2, 0.2) (1909.08593, section 2.2); none: `kl_weight` is constant",
         default=None,
         check=positive,
         example="6.0",
         added=True,
     )
     kl_gain: float = setting(
-        "K_β of `kl_target`; batch / horizon of TRL's and verl's controllers",
+        "gain K_β of `kl_target`; batch / horizon of TRL's and verl's controllers",
         default=0.1,
         check=Range(above=0, below=5),
         added=True,
