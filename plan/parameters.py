@@ -29,7 +29,7 @@ from xtrain.plan.architecture import (
     widest_task,
 )
 from xtrain.plan.estimates import Parameters, Work
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.text.units import BYTES, plural
 
 
@@ -293,6 +293,7 @@ def _idle_names(arch: Architecture) -> frozenset[str]:
     return frozenset((*of_layers, *(each["name"] for each in code["ends"] if each.get("idle"))))
 
 
+@checks("model.indexers", reads="model.* adapter.* tokenizer.source")
 def check_indexers(spec: Spec, arch: Architecture, found: Findings) -> None:
     """Check that a loss of indexers has indexers to train."""
     if not arch.learning_indexers:

@@ -108,15 +108,18 @@ def attach_repeats(
     count: int,
     watching: tuple[Ledger, CollectiveRecorder, MemoryOwners],
     shared: Shared | None,
+    *,
+    compares: bool = True,
 ) -> list["StageRepeats"]:
     """Limit the schedule of `count` microbatches to the necessary ones, in the step that begins now.
 
-    shared: findings of other ranks, if they may be used.
+    shared: findings of other ranks, if they may be used. compares: run two microbatches that must be alike.
     """
     ledger, collectives, owners = watching
     own, splits = tuple(pipeline.own), pipeline.schedule in ZERO_BUBBLE
     actions = order(pipeline.schedule, coordinate, pipeline.rank.pipeline_ranks, own, count)
     base = ledger.alive()
+    first = ENOUGH - 1 if compares else 1
     repeats = []
     for schedule in pipeline.schedules_of(count):
         for stage in [schedule._stage] if hasattr(schedule, "_stage") else schedule._stages:
@@ -145,7 +148,7 @@ def attach_repeats(
                     collectives=collectives,
                     owners=owners,
                     count=count,
-                    run=frozenset({0} if known else {*range(ENOUGH - 1), count - 1, *cases.values()}),
+                    run=frozenset({0} if known else {*range(first), count - 1, *cases.values()}),
                     last_kind="W" if splits else "B",
                     known=known,
                     base=base,

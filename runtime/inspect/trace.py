@@ -197,11 +197,11 @@ class Program:
         micro = self.rows.whole.positions_BS.shape[0]
         self._resources["feed"] = Feed(loader=loader, collate=collate, micro=micro, steps=1, datasets={})
 
-    def step(self, shared: Shared | None = None, *, repeats: bool = True) -> None:
+    def step(self, shared: Shared | None = None, *, repeats: bool = True, compares: bool = True) -> None:
         """Run the nodes of a step as the loop does.
 
-        repeats: skip microbatches of a pipeline that repeat earlier ones. shared: findings of earlier ranks, to which
-        this rank's are added. Raises NotAlike if microbatches differ.
+        repeats: skip microbatches of a pipeline that repeat earlier ones; compares: but not all. shared: findings of
+        earlier ranks, to which this rank's are added. Raises NotAlike if microbatches differ.
         """
         nodes = [n for n in topological(self.plan) if n.kind == "step" and not left_out(n)]
         if own := next((n for n in nodes if n.op == "step.body"), None):
@@ -211,7 +211,7 @@ class Program:
             calls = [(n.id, op_of(n).bind(n, self._resources)()) for n in nodes]
             self.memory_owners.begin()
             self.collectives.begin()
-            stages = self._repeats(shared) if repeats else []
+            stages = self._repeats(shared, compares) if repeats else []
             for node, call in calls:
                 self.collectives.node = node
                 with self._others() if node == OUTLINE else ExitStack():
@@ -221,13 +221,14 @@ class Program:
             if shared is not None:
                 shared.stages.extend(known_stage for stage in stages if (known_stage := stage.shared()) is not None)
 
-    def _repeats(self, shared: Shared | None) -> list[StageRepeats]:
+    def _repeats(self, shared: Shared | None, compares: bool) -> list[StageRepeats]:
         """Attach repeats if a pipeline has more microbatches than must run."""
         pipeline, count = self._resources.get("pipeline"), self.rows.accumulate
         if pipeline is None or count <= ENOUGH:
             return []
         watching = self._ledger, self.collectives, self.memory_owners
-        return attach_repeats(pipeline, self._resources["rank"].coordinates["pp"], count, watching, shared)
+        coordinate = self._resources["rank"].coordinates["pp"]
+        return attach_repeats(pipeline, coordinate, count, watching, shared, compares=compares)
 
     def _execute(self, node: Node) -> None:
         for name in {"attention", "pointwise"} & node.args.keys():  # with the kernels of the plan's device
@@ -388,7 +389,8 @@ def recorded_calls(plan: Plan, number: int) -> list[IssuedCall]:
                 program = Program(short, rank)
                 program.set_up()
                 program.collectives.log = []
-                program.step(repeats=repeats)
+                # Traces of plans compare memory and traffic of microbatches; the calls of one of each kind are enough.
+                program.step(repeats=repeats, compares=False)
                 return program.collectives.log
         except NotAlike:
             continue

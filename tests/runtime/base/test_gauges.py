@@ -80,7 +80,8 @@ def test_the_record_has_the_worst_of_all_ranks(nvml, monkeypatch, others, expect
     )
     monkeypatch.setattr(log_torch, "peak_bytes", lambda device: 7)
     monkeypatch.setattr(log_torch, "MemoryNow", lambda device: SimpleNamespace(take=dict))
-    monkeypatch.setattr(log_torch.RouterMetrics, "of", lambda *_: SimpleNamespace(take=lambda rows: {}))
+    for metrics in (log_torch.RouterMetrics, log_torch.IndexerMetrics):
+        monkeypatch.setattr(metrics, "of", lambda *_: SimpleNamespace(take=lambda rows: {}))
     monkeypatch.setattr(torch, "tensor", lambda numbers, **_: torch.DoubleTensor(numbers))
 
     def reduced(shared, op):

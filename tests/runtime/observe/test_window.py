@@ -36,9 +36,10 @@ def logged(tmp_path, monkeypatch):
     feed = SimpleNamespace(phase=lambda index: SimpleNamespace(name="train"), **taken)
     rank = SimpleNamespace(device=torch.device("cpu"), world_size=1, replica=None)
     plan = SimpleNamespace(
-        architecture=SimpleNamespace(is_moe=False, expert_layers=()), node=lambda id: SimpleNamespace(args={})
+        architecture=SimpleNamespace(is_moe=False, expert_layers=(), learning_indexers=0),
+        node=lambda id: SimpleNamespace(args={}),
     )
-    parts: Any = (plan, None, feed, rank, records, progress, window)
+    parts: Any = (plan, torch.nn.Module(), feed, rank, records, progress, window)
     write = log_torch.log(*parts)
 
     def log(*seconds: float, warms_up: float | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
