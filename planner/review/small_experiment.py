@@ -206,8 +206,8 @@ def _layout(small: Spec, axes: Mapping[str, int], rows: int) -> Spec:
         ),
         fsdp=attrs.evolve(parallel.fsdp, size=axes.get("fsdp", 1), replicate=axes.get("replicate", 1)),
     )
-    # Not more microbatches than the layout needs: their number is what most of its time depends on.
-    micro = max(1, rows // ranks // (4 if axes.get("pp", 1) > 1 else 2))
+    # Not more microbatches than the layout needs: its time depends on their number most.
+    micro = max(min(small.batch.micro, rows // ranks), rows // ranks // (4 if axes.get("pp", 1) > 1 else 2))
     return attrs.evolve(small, parallel=parallel, batch=attrs.evolve(small.batch, micro=micro))
 
 

@@ -121,6 +121,7 @@ def serve(job: dict[str, Any], keeper: StoreKeeper) -> dict[str, Any]:
     if "code" in plan.architecture.own:  # each rank would spend seconds on importing transformers
         importlib.import_module("xtrain.runtime.inspect.rank_imports")
     if "rehearsal" in job:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a process that has used a device must not be forked
         with _told_if_missed():
             load_kernels()
             rehearse(from_json(json.loads(Path(job["rehearsal"]).read_text())))
@@ -299,7 +300,6 @@ def answer_jobs() -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored below nohup
     die_with(int(sys.argv[1]))
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a process that has used a device must not be forked
     os.nice(10)  # many ranks leave the process that waits for them a core for what it does meanwhile
     preload()
     answer_jobs()

@@ -20,7 +20,6 @@ from xtrain.plan.weight_files import CONFIG, LOADED, StoredTensor, WeightFiles, 
 from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import EnvironmentFault, ExportFailed
 
-SUFFIX: Final = ".gguf"
 TOKENIZER: Final = "tokenizer.json"
 PACKAGE: Final = "gguf>=0.17"
 # Splits of the texts before merges (`Split` of tokenizer.json) → their name in llama.cpp.
@@ -103,7 +102,7 @@ def write_gguf(folder: Path, to: Path, form: LlamaCpp | None) -> tuple[dict[str,
     partial = to.with_name(to.name + durable.PARTIAL)
     writer = gguf.GGUFWriter(partial, form.name)
     try:
-        _add_settings(writer, config, folder.name, _file_type(stored))
+        _add_settings(writer, config, to.stem, _file_type(stored))
         _add_tokens(writer, folder, tokenizer, config["vocab_size"])
         tensors = list(_tensors(stored, form, config, lambda name: names.get_name(name, (".weight", ".bias"))))
         for tensor in tensors:
@@ -236,19 +235,20 @@ def _tensors(
 ) -> Iterator[_Tensor]:
     """Yield the tensors of the file in the order of the folder, experts of a layer together."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    experts: dict[str, list[StoredTensor]] = {}
+    experts: dict[str, dict[int, StoredTensor]] = {}
     for name, tensor in stored.tensors.items():
         if EXPERT in name:
             first, _, rest = name.partition(EXPERT)
             number, _, matrix = rest.partition(".")
             if number.isdecimal():
-                experts.setdefault(f"{first}{EXPERT}{matrix}", [tensor] * experts_of(config))[int(number)] = tensor
+                experts.setdefault(f"{first}{EXPERT}{matrix}", {})[int(number)] = tensor
                 continue
         module = name.split(".")[-2]
         turned = heads.get(module) if form.pairs else None
         wide = len(tensor.shape) == 1 or name.endswith(".mlp.gate.weight")  # as llama.cpp computes with them
         yield _one(_named(name_of, name), [tensor], stored.folder, tensor.shape, wide=wide, heads=turned)
-    for name, parts in experts.items():
+    for name, by_number in experts.items():
+        parts = [by_number[number] for number in range(experts_of(config))]
         yield _one(_named(name_of, name), parts, stored.folder, (len(parts), *parts[0].shape))
     rope = rope_of(config)
     if rope["rope_type"] == "llama3":

@@ -20,9 +20,10 @@ from xtrain.planner.load import plan_from_spec, plan_from_text
 from xtrain.planner.review.small_experiment import small_experiment
 from xtrain.runtime.base import ops
 from xtrain.runtime.inspect import collective_order
+from xtrain.runtime.inspect import prove as proofs
 from xtrain.runtime.inspect.collective_order import issued_alike
 from xtrain.runtime.inspect.prove import prove
-from xtrain.runtime.inspect.rank_jobs import TIMEOUT
+from xtrain.runtime.inspect.rank_jobs import TIMEOUT, RankForks
 
 ROOT = Path(__file__).parents[2]
 # Others need folders that their page makes first, or serve.
@@ -190,6 +191,47 @@ def test_small_data_have_no_documents_to_leave_out(lab):
     assert not any(name in small.alone.text for name in ("390", "exact", "none.jsonl"))
     changed = {each.setting for each in small.shrunken}
     assert {f"datasets.lines.{name}" for name in ("without", "deduplicate", "decontaminate")} <= changed
+
+
+def test_layouts_have_no_more_microbatches_than_they_need(monkeypatch):
+    """Their program stays: with several where the plan has several, and four for a pipeline."""
+    monkeypatch.chdir(ROOT)
+    plan = plan_from_spec("specs/moe_16k.xtrain").plan
+    assert plan is not None and plan.node("setup.loader").args["accumulate"] > 1
+    small = small_experiment(plan, {"web": "data.jsonl"}, 8)
+    counts = {}
+    for each in (*small.layouts, small.rehearsal):
+        layout = plan_from_text(each.text, "small.xtrain", (), each.world).plan
+        assert layout is not None
+        counts[each.name] = layout.node("setup.loader").args["accumulate"]
+    assert counts == {
+        "fsdp 2 · tp 2 · pp 2 · ep 2": 4,
+        "fsdp 2 · tp 2 · ulysses 2 · ep 2": 2,
+        "fsdp 2 · pp 2 · ulysses 2 · ep 2": 4,
+        "tp 2 · pp 2 · ulysses 2 · ep 2": 4,
+        "fsdp 2 · tp 2": 2,
+    }
+    text = CODE.replace('"m" { weights = none }', SMALL).replace("rows = 8 }", "micro = 2, rows = 4 }")
+    plain = plan_from_text(text.replace("synthetic()", 'jsonl("none.jsonl")'), "code.xtrain").plan
+    assert plain is not None and plain.node("setup.loader").args["accumulate"] == 1
+    (only,) = small_experiment(plain, {"lines": "data.jsonl"}, 8).layouts
+    layout = plan_from_text(only.text, "small.xtrain", (), only.world).plan
+    assert layout is not None and layout.node("setup.loader").args["accumulate"] == 1
+
+
+@pytest.mark.slow
+def test_ranks_are_forked_after_a_rehearsal(tmp_path, monkeypatch):
+    """What the rehearsal cannot do would be done in every rank, without a word."""
+    monkeypatch.chdir(ROOT)
+    plan = plan_from_spec("specs/moe_16k.xtrain").plan
+    assert plan is not None
+    with RankForks() as forks:
+        ranks = proofs._Ranks(forks, tmp_path, lambda line: None)
+        small, plans = proofs._small(plan, ranks, 8)
+        first = proofs._rehearsal(plan, ranks, small)
+        assert first
+        ranks.run(plans[0], small.alone, "alone", first)
+        assert forks.missed == []
 
 
 def test_a_call_of_some_ranks_alone_is_found(lab, monkeypatch):
