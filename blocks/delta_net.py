@@ -97,6 +97,11 @@ class DeltaNetLayer(RecurrentLayer):
         states = k * self.value_dim // CHUNK
         solving = 4 * c + c // exact + 4 * k + 2 * v + 7 * one
         scanning = 3 * c + 5 * k + 3 * v + 5 * one + states
-        known = 3 * (k + v) + 4 * v + 2 * shared + 13 * one + 2 * states + v * cast
-        backward = known + max(13 * k + 11 * c, 16 * k + 9 * c)
+        known = 3 * (k + v) + 2 * shared + 10 * one + v * cast
+        backward = known + max(
+            12 * k + v + 9 * c + 3 * one,
+            9 * k + v + 11 * c + 3 * one,
+            9 * k + 3 * v + 9 * c + 5 * one,
+            5 * k + 3 * v + 4 * c + 2 * one + 3 * states,
+        )
         return max(solving, scanning) - v // share, backward - (2 * shared + v + 2 * one) // share

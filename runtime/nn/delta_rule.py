@@ -96,12 +96,15 @@ def delta_rule_gradients(x: Inputs, document_RT: Tensor, grad_RTV: Tensor, scan:
     grad_pairs = matmul(grad_out, new_RNCV.mT)
     grad_kept = (grad_states * states_RNKV).sum((-2, -1))
     grad_w = -matmul(grad_added, states_RNKV.mT)
+    del states_RNKV, grad_states, new_RNCV, grad_out, after_chunk, added, _  # as large as the inputs, or larger
 
     # The triangular system: (I + A) x = y has the gradients (I + A)ᵀ⁻¹ dx of y, and - dy xᵀ of A.
     both = torch.cat((grad_added, grad_w), dim=-1)
+    del grad_added, grad_w
     solved = torch.linalg.solve_triangular(system.mT, both, upper=True, unitriangular=True)
     grad_bv, grad_bk = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
     grad_system = -matmul(solved, torch.cat((u, w), dim=-1).mT).tril(-1)
+    del both, chunks, u, w
 
     # Each product of decays with keys, in the keys and in the logarithms.
     products = matmul(k, k.mT)
