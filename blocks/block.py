@@ -129,8 +129,9 @@ class BlockPiece:
         return sum(layer.shared(arch, rows, sequence, width) for layer in self.layers())
 
     def angles(self, arch: Architecture) -> RotaryAngles | None:
-        """Return the RoPE angles of the attention layer."""
-        return next((layer.angles(arch) for layer in self.layers() if layer.attends), None)
+        """Return the RoPE angles of the attention layer; None without RoPE."""
+        found = (layer.angles(arch) for layer in self.layers() if layer.attends)
+        return next((angles for angles in found if angles is not None), None)
 
     @property
     def tiles(self) -> bool:
@@ -156,7 +157,7 @@ class Layer(BlockPiece):
 
     settings: settings class of the families that can use the layer. reads: optional settings that it reads. adapts: its
     matrices can have adapters and can be stored in codes, because the runtime's `Linear` and `Experts` compute their
-    products and `Tracer.linear` records them. attends: attention, which at most one layer of a block is.
+    products and `Tracer.linear` records them. attends: attention or a recurrent mixer; at most one of a block has RoPE.
     keeps_state: a position sees earlier ones by a state that passes from each position to the next, which generation
     keeps instead of tensors of earlier positions. window: for an attention layer, the number of positions of its
     document that a query sees; None: all earlier ones. gives: name of values that it gives to layers of later blocks.
@@ -278,6 +279,22 @@ class Residual(Chain):
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         branch = super().trace(on, x)
         return on.ops.add(x, branch if self.scale == 1 else on.ops.op(branch, makes=branch.gradient))
+
+
+@frozen
+class ScaledChain(Chain):
+    """after · pieces(before · x), with the pieces applied one after the other."""
+
+    before: float = later(1.0)
+    after: float = later(1.0)
+
+    @classmethod
+    def of(cls, *pieces: BlockPiece, before: float = 1.0, after: float = 1.0) -> Self:
+        return cls(pieces, before=before, after=after)
+
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        out = super().trace(on, x if self.before == 1 else on.ops.op(x, makes=x.size))
+        return out if self.after == 1 else on.ops.op(out, makes=out.gradient)
 
 
 @frozen

@@ -28,7 +28,8 @@ UNGATED: Final = ("relu2",)  # activations of `up_proj` itself, in layers withou
 class SwiGLULayer(Layer):
     """SwiGLU of width `wider` · `ffn`, which tensor parallelism cuts. bias: on each of its matrices. activation: of the
     gate; `gelu_tanh` is the tanh approximation of GELU, which makes the layer a GEGLU; `relu2` is the square of ReLU
-    (So et al. 2021, arXiv 2109.08668), of a layer without gate."""
+    (So et al. 2021, arXiv 2109.08668), of a layer without gate. gate_scale: factor of the gate before its activation.
+    """
 
     reads = ("ffn",)
     adapts = True
@@ -36,6 +37,7 @@ class SwiGLULayer(Layer):
     bias: bool = later(False)
     activation: Activation = later("silu")
     wider: int = later(1)
+    gate_scale: float = later(1.0)
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         ffn = self.wider * arch.ffn
@@ -56,7 +58,7 @@ class SwiGLULayer(Layer):
         return on.row_parallel_sum(summands, f"{self.name}.down_proj")
 
     def _trace(self, on: "Tracer", x: TracedTensor, tokens: int) -> TracedTensor:
-        hidden = _hidden(on, x, self.name, tokens, self.activation)
+        hidden = _hidden(on, x, self.name, tokens, self.activation, scaled=self.gate_scale != 1)
         return on.row_parallel_summand(hidden, f"{self.name}.down_proj", tokens)
 
 
@@ -96,10 +98,14 @@ def trace_swiglu(
     return on.linear(_hidden(on, x, name, tokens, activation), f"{name}.down_proj", tokens)
 
 
-def _hidden(on: "Tracer", x: TracedTensor, name: str, tokens: int, activation: Activation) -> TracedTensor:
+def _hidden(
+    on: "Tracer", x: TracedTensor, name: str, tokens: int, activation: Activation, *, scaled: bool = False
+) -> TracedTensor:
     if activation in UNGATED:
         return _squared(on, on.linear(x, f"{name}.up_proj", tokens))
     gate = on.linear(x, f"{name}.gate_proj", tokens)
+    if scaled:
+        gate = on.ops.op(gate, makes=gate.size)
     if on.local.fused and activation == "silu":
         up = on.linear(x, f"{name}.up_proj", tokens)
         return on.ops.op(gate, up, makes=up.size, keeps=(up, gate))  # each for both gradients

@@ -5,9 +5,9 @@ replaces a cache of keys and values.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from xtrain.blocks.block import norm_weight, not_above_zero, row_bias
+from xtrain.blocks.block import later, norm_weight, not_above_zero, row_bias
 from xtrain.blocks.op_trace import TracedTensor
 from xtrain.blocks.recurrent import CHUNK, RecurrentLayer
 from xtrain.lazy_attrs import frozen
@@ -22,8 +22,11 @@ class Mamba2Layer(RecurrentLayer):
     """Mamba-2 mixer. Each of `groups` write and read vectors serves heads / groups consecutive heads.
 
     head_dim: width of a head. state_dim: width of a write or read vector. least_step, most_step: bounds of the step
-    size; None: no upper bound. conv_bias: on the convolution. bias: on the matrices. The output is multiplied by the
-    SiLU of a gate and then normalized, each group by itself.
+    size; None: no upper bound. conv_bias: on the convolution. bias: on the matrices; output_bias: on the one after the
+    mixer, None: as `bias`. factors: of the gate, the values, the write and read vectors and the step sizes.
+
+    norm: `gated`: the output is multiplied by the SiLU of the gate and then normalized, each group by itself; `first`:
+    normalized and then multiplied; `none`: multiplied alone.
     """
 
     groups: int
@@ -34,6 +37,13 @@ class Mamba2Layer(RecurrentLayer):
     most_step: float | None = None
     conv_bias: bool = True
     bias: bool = False
+    output_bias: bool | None = later(None)
+    factors: tuple[float, ...] = later((1.0,) * 5)
+    norm: Literal["gated", "first", "none"] = later("gated")
+
+    @property
+    def has_output_bias(self) -> bool:
+        return self.bias if self.output_bias is None else self.output_bias
 
     def unfit(self, arch: Architecture) -> str | None:
         if (problem := not_above_zero(self, "groups", "heads", "head_dim", "state_dim", "kernel")) is not None:
@@ -71,9 +81,10 @@ class Mamba2Layer(RecurrentLayer):
         widths = (("z", self.outputs(), self.heads), *self.convolved(), ("dt", self.heads, self.heads))
         yield from self.projections(arch, widths, bias=self.bias)
         yield from self.convolutions(bias=self.conv_bias)
-        yield norm_weight(f"{self.name}.norm", self.outputs(), cut="column")
+        if self.norm != "none":
+            yield norm_weight(f"{self.name}.norm", self.outputs(), cut="column")
         yield self.output(arch, self.heads)
-        if self.bias:
+        if self.has_output_bias:
             yield row_bias(f"{self.name}.out_proj", arch.dim)
 
     def words(self, arch: Architecture) -> tuple[str, ...]:
@@ -94,10 +105,14 @@ class Mamba2Layer(RecurrentLayer):
         kinds = ("weight", "bias") if self.conv_bias else ("weight",)
         names = (*(f"{part}_conv.{kind}" for kind in kinds for part in "xbc"), "dt_bias", "A_log", "D")
         out = self.mixed(on, z.size, parts, names)
+        parts_of_rows = self.groups * z.size // (local.tokens * self.outputs() * local.width)
+        if self.norm == "first":
+            out = on.norm(out, f"{name}.norm", local.tokens, parts=parts_of_rows)
+        z = z if self.factors[0] == 1 else ops.op(z, makes=z.size)
         share = ops.op(z, makes=z.size, keeps=(z,))
         out = ops.op(out, share, makes=out.size, keeps=(out, share))
-        parts_of_rows = self.groups * z.size // (local.tokens * self.outputs() * local.width)
-        out = on.norm(out, f"{name}.norm", local.tokens, parts=parts_of_rows)
+        if self.norm == "gated":
+            out = on.norm(out, f"{name}.norm", local.tokens, parts=parts_of_rows)
         return on.row_parallel_linear(out, f"{name}.out_proj", local.tokens)
 
     def scratch(self, numbers: int, exact: int, chunks: int, *, cast: bool) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """`Resolved`: a spec with every choice made, from which all parts of a plan are derived."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from math import ceil, prod
@@ -414,9 +415,9 @@ class Resolved:
         return [layer for kind in self.kinds if kind.block.tiles for layer in kind.layers]
 
     def matches(self, layers: Iterable[int]) -> list[int]:
-        """Return how many of these layers each pipeline coordinate has."""
-        wanted = set(layers)
-        return [sum(layer in wanted for layer in self.pipeline.layers(pp)) for pp in range(self.size("pp"))]
+        """Return how many of these layers each pipeline coordinate has; a layer may be named several times."""
+        wanted = Counter(layers)
+        return [sum(wanted[layer] for layer in self.pipeline.layers(pp)) for pp in range(self.size("pp"))]
 
     def size(self, axis: str) -> int:
         return self.layout.size(axis)

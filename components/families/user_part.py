@@ -169,7 +169,7 @@ class _FamilyReader(BodyReader):
                 message = f"`{layer.name}` shares values with other blocks, but all blocks are this one"
                 raise self._fault(message, layer.name, "remove `gives` and `takes`")
             layers[layer.name] = layer
-        mixing = [layer for layer in layers.values() if layer.attends]
+        mixing = [layer for layer in layers.values() if layer.attends and not layer.keeps_state]
         others = any(layer.keeps_state for layer in layers.values())
         if len(mixing) > 1 or not (mixing or others):
             message = f"a block has one attention layer, and the block of `{self.declared.name}` has {len(mixing)}"

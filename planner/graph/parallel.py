@@ -68,7 +68,7 @@ def _context_parallel(graph: Builder, resolved: Resolved, last: str) -> str:
     if resolved.context == 1:
         return last
     ring, ulysses, arch = resolved.size("ring"), resolved.size("ulysses"), resolved.architecture
-    attends = (kind.layers for kind in arch.kinds if any(layer.attends for layer in kind.block.layers()))
+    attends = (kind.layers for kind in arch.kinds for layer in kind.block.layers() if layer.attends)
     args = {"ring": ring, "ulysses": ulysses, "matches": resolved.matches(chain.from_iterable(attends))}
     heads = arch.heads // resolved.size("tp")
     parts = []

@@ -11,7 +11,18 @@ from torch import Tensor, nn
 
 from xtrain.blocks.adapted import AdaptedBlock
 from xtrain.blocks.attention import AttentionLayer
-from xtrain.blocks.block import BlockPiece, Chain, FactorLayer, JoinLayer, Layer, NormLayer, Residual, Sum, block_of
+from xtrain.blocks.block import (
+    BlockPiece,
+    Chain,
+    FactorLayer,
+    JoinLayer,
+    Layer,
+    NormLayer,
+    Residual,
+    ScaledChain,
+    Sum,
+    block_of,
+)
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
 from xtrain.blocks.user_layer import UserFunction, UserLayer
 from xtrain.plan.architecture import Architecture, RotaryAngles
@@ -202,7 +213,8 @@ def _attention(layer: AttentionLayer, settings: BlockSettings) -> Built:
 @builds(SwiGLULayer)
 def _swiglu(layer: SwiGLULayer, settings: BlockSettings) -> Built:
     ffn = layer.wider * settings.arch.ffn
-    module = SwiGLU(settings.arch.dim, ffn, settings.axes, bias=layer.bias, activation=layer.activation)
+    how = {"bias": layer.bias, "activation": layer.activation, "gate_scale": layer.gate_scale}
+    module = SwiGLU(settings.arch.dim, ffn, settings.axes, **how)
     return module, lambda x_BSD, _: module(x_BSD)
 
 
@@ -354,4 +366,12 @@ def _call_of(piece: BlockPiece, calls: dict[str, Call]) -> Call:
     if isinstance(piece, Residual):
         scale = piece.scale
         return lambda x_BSD, given: x_BSD + (chain(x_BSD, given) if scale == 1 else scale * chain(x_BSD, given))
+    if isinstance(piece, ScaledChain):
+        before, after = piece.before, piece.after
+
+        def scaled(x_BSD: Tensor, given: BlockInput) -> Tensor:
+            out_BSD = chain(x_BSD if before == 1 else x_BSD * before, given)
+            return out_BSD if after == 1 else out_BSD * after
+
+        return scaled
     return side_by_side if isinstance(piece, Sum) else chain

@@ -64,43 +64,13 @@ def delta_rule_gradients(x: Inputs, document_RT: Tensor, grad_RTV: Tensor, scan:
     """Return the gradients of the inputs from the gradients of the outputs."""
     chunks, positions = _chunked(x, document_RT, scan), x.v_RTV.shape[1]
     q, k, v, b, decay, pairs, system, u, w, before, after, kept = chunks
-    grad_out = in_chunks(grad_RTV)
     q_before, k_after = q * before[..., None], k * after[..., None]
-    grad_added = matmul(pairs.mT, grad_out)
-
-    def reverse(given: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-        """Yield chunks with the gradients of the states after them, of what is added to these, and of those before."""
-        grad_state = q.new_zeros(len(q), q.shape[-1], v.shape[-1])
-        for n in reversed(range(q.shape[1])):
-            after_chunk = given.get(n, grad_state)
-            added = torch.baddbmm(grad_added[:, n], k_after[:, n], after_chunk)
-            carried = torch.baddbmm(after_chunk * kept[:, n, None, None], q_before[:, n].mT, grad_out[:, n])
-            grad_state = torch.baddbmm(carried, w[:, n].mT, added, alpha=-1)
-            yield n, after_chunk, added, grad_state
-
-    states, ends = None, {}
-    if scan is not None:
-        last = last_chunks(scan, q.shape[1])
-        zeros = q.new_zeros(len(q), q.shape[-1], v.shape[-1])
-        firsts = [grad for n, *_, grad in reverse(dict.fromkeys(last, zeros)) if n in scan.begins]
-        before_pieces, after_pieces = scan.gradients(torch.stack(firsts[::-1]))
-        states, ends = dict(zip(scan.begins, before_pieces, strict=True)), dict(zip(last, after_pieces, strict=True))
-    states_RNKV = torch.stack(_outputs(chunks, states, outputs=False)[1][:-1], dim=1)
-    new_RNCV = torch.baddbmm(flat(u), flat(w), flat(states_RNKV), alpha=-1).view_as(u)
-    grad_states = torch.empty_like(states_RNKV)
-    for n, after_chunk, added, _ in reverse(ends):
-        grad_states[:, n], grad_added[:, n] = after_chunk, added
-
-    grad_q_before = matmul(grad_out, states_RNKV.mT)
-    grad_k_after = matmul(new_RNCV, grad_states.mT)
-    grad_pairs = matmul(grad_out, new_RNCV.mT)
-    grad_kept = (grad_states * states_RNKV).sum((-2, -1))
-    grad_w = -matmul(grad_added, states_RNKV.mT)
-    del states_RNKV, grad_states, new_RNCV, grad_out, after_chunk, added, _  # as large as the inputs, or larger
+    found = _gradients_at_states(chunks, q_before, k_after, in_chunks(grad_RTV), scan)
+    grad_q_before, grad_k_after, grad_pairs, grad_kept, grad_added, grad_w = found
 
     # The triangular system: (I + A) x = y has the gradients (I + A)ᵀ⁻¹ dx of y, and - dy xᵀ of A.
     both = torch.cat((grad_added, grad_w), dim=-1)
-    del grad_added, grad_w
+    del found, grad_added, grad_w
     solved = torch.linalg.solve_triangular(system.mT, both, upper=True, unitriangular=True)
     grad_bv, grad_bk = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
     grad_system = -matmul(solved, torch.cat((u, w), dim=-1).mT).tril(-1)
@@ -128,6 +98,43 @@ def delta_rule_gradients(x: Inputs, document_RT: Tensor, grad_RTV: Tensor, scan:
         return grad.flatten(1, 2)[:, :positions]
 
     return Inputs(*map(of_row, (grad_q, grad_k, grad_bv * b[..., None], grad_g, grad_b)))
+
+
+def _gradients_at_states(
+    chunks: _Chunks, q_before: Tensor, k_after: Tensor, grad_out: Tensor, scan: Scan | None
+) -> tuple[Tensor, ...]:
+    """Return the gradients of decayed queries and keys, of pairs, of the decay over each chunk, and of u and w.
+
+    Its other tensors, as large as the inputs or larger, are freed when it returns."""
+    q, _, v, _, _, pairs, _, u, w, _, _, kept = chunks
+    grad_added = matmul(pairs.mT, grad_out)
+
+    def reverse(given: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Yield chunks with the gradients of the states after them, of what is added to these, and of those before."""
+        grad_state = q.new_zeros(len(q), q.shape[-1], v.shape[-1])
+        for n in reversed(range(q.shape[1])):
+            after_chunk = given.get(n, grad_state)
+            added = torch.baddbmm(grad_added[:, n], k_after[:, n], after_chunk)
+            carried = torch.baddbmm(after_chunk * kept[:, n, None, None], q_before[:, n].mT, grad_out[:, n])
+            grad_state = torch.baddbmm(carried, w[:, n].mT, added, alpha=-1)
+            yield n, after_chunk, added, grad_state
+
+    states, ends = None, {}
+    if scan is not None:
+        last = last_chunks(scan, q.shape[1])
+        zeros = q.new_zeros(len(q), q.shape[-1], v.shape[-1])
+        firsts = [grad for n, *_, grad in reverse(dict.fromkeys(last, zeros)) if n in scan.begins]
+        before_pieces, after_pieces = scan.gradients(torch.stack(firsts[::-1]))
+        states, ends = dict(zip(scan.begins, before_pieces, strict=True)), dict(zip(last, after_pieces, strict=True))
+    states_RNKV = torch.stack(_outputs(chunks, states, outputs=False)[1][:-1], dim=1)
+    new_RNCV = torch.baddbmm(flat(u), flat(w), flat(states_RNKV), alpha=-1).view_as(u)
+    grad_states = torch.empty_like(states_RNKV)
+    for n, after_chunk, added, _ in reverse(ends):
+        grad_states[:, n], grad_added[:, n] = after_chunk, added
+
+    grad_q_before, grad_k_after = matmul(grad_out, states_RNKV.mT), matmul(new_RNCV, grad_states.mT)
+    grad_pairs, grad_kept = matmul(grad_out, new_RNCV.mT), (grad_states * states_RNKV).sum((-2, -1))
+    return grad_q_before, grad_k_after, grad_pairs, grad_kept, grad_added, -matmul(grad_added, states_RNKV.mT)
 
 
 def delta_step(x: Inputs, state_RKV: Tensor) -> Tensor:

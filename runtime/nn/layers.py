@@ -282,14 +282,21 @@ class Embedding(nn.Embedding):
 
 
 class SwiGLU(TiledModule, Fusible):
-    """down(activation(gate(x)) · up(x)) (Shazeer 2020), or without a gate down(activation(up(x))). With `axes`, tensor
-    parallelism cuts its width."""
+    """down(activation(gate_scale · gate(x)) · up(x)) (Shazeer 2020), or without a gate down(activation(up(x))). With
+    `axes`, tensor parallelism cuts its width."""
 
     def __init__(
-        self, dim: int, ffn: int, axes: Axes | None = None, *, bias: bool = False, activation: str = "silu"
+        self,
+        dim: int,
+        ffn: int,
+        axes: Axes | None = None,
+        *,
+        bias: bool = False,
+        activation: str = "silu",
+        gate_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.axes, self.activation = axes, ACTIVATIONS[activation]
+        self.axes, self.activation, self.gate_scale = axes, ACTIVATIONS[activation], gate_scale
         self.gate_proj = None if activation in UNGATED else Linear(dim, ffn, bias=bias)
         self.up_proj = Linear(dim, ffn, bias=bias)
         self.down_proj = Linear(ffn, dim, bias=bias)
@@ -302,10 +309,15 @@ class SwiGLU(TiledModule, Fusible):
         if self.gate_proj is None:
             hidden_BSF = self.activation(self.up_proj(x_BSD))
         elif self.fused and self.activation is F.silu:
-            hidden_BSF = silu_times(self.gate_proj(x_BSD), self.up_proj(x_BSD))
+            hidden_BSF = silu_times(self._gate(x_BSD), self.up_proj(x_BSD))
         else:
-            hidden_BSF = self.activation(self.gate_proj(x_BSD)) * self.up_proj(x_BSD)
+            hidden_BSF = self.activation(self._gate(x_BSD)) * self.up_proj(x_BSD)
         return self.down_proj.row_parallel_summand(hidden_BSF, self._tensor)
+
+    def _gate(self, x_BSD: Tensor) -> Tensor:
+        assert self.gate_proj is not None
+        gate_BSF = self.gate_proj(x_BSD)
+        return gate_BSF if self.gate_scale == 1 else gate_BSF * self.gate_scale
 
     @property
     def _tensor(self) -> TensorAxis | None:

@@ -25,7 +25,7 @@ from xtrain.runtime.nn.ssd import SsdInputs, ssd, ssd_gradients, ssd_step
 @frozen
 class Ssd(Recurrence):
     """State-space duality of projections of values, of write and read vectors and of step sizes (before the softplus),
-    of the weights of three convolutions and their biases, and of dt_bias, A_log and D."""
+    of the weights of three convolutions and their biases, and of dt_bias, A_log and D. factors: of the projections."""
 
     moving = 4
 
@@ -33,6 +33,7 @@ class Ssd(Recurrence):
     state_dim: int
     least_step: float
     most_step: float | None
+    factors: tuple[float, ...] = (1.0,) * 4
 
     def spread(self, inputs: Sequence[Tensor]) -> int:
         return inputs[1].shape[-1] // self.state_dim
@@ -42,13 +43,15 @@ class Ssd(Recurrence):
         *convolutions, dt_bias_H, a_log_H, d_H = inputs[self.moving :]
         exact, groups = exact_of(inputs), self.spread(inputs)
         weights, biases = convolutions[: self.CONVOLVED], convolutions[self.CONVOLVED :] or (None,) * self.CONVOLVED
+        # A factor of the inputs of a convolution is one of its weights.
+        weights = [_times(each, factor) for each, factor in zip(weights, self.factors, strict=False)]
         parts = zip(projected, weights, biases, strict=True)
         x, k, q = (F.silu(convolved(part, weight, document_BS, exact, bias)) for part, weight, bias in parts)
 
         def of_groups(flat_BSA: Tensor) -> Tensor:
             return flat_BSA.unflatten(-1, (groups, -1)).transpose(1, 2).contiguous().flatten(0, 1)
 
-        dt_BSH = F.softplus(dt_BSH.to(exact) + dt_bias_H.to(exact))
+        dt_BSH = F.softplus(_times(dt_BSH.to(exact), self.factors[-1]) + dt_bias_H.to(exact))
         if self.least_step or self.most_step is not None:
             dt_BSH = dt_BSH.clamp(self.least_step, self.most_step)
         decay_BSH = dt_BSH * -a_log_H.to(exact).exp()
@@ -82,15 +85,18 @@ class Mamba2(RecurrentMixer):
 
     def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, layer: Mamba2Layer) -> None:
         super().__init__(kernel, axes, layer)
-        self.how = Ssd(layer.head_dim, layer.state_dim, layer.least_step, layer.most_step)
+        self.gate_scale, *factors = layer.factors
+        self.how = Ssd(layer.head_dim, layer.state_dim, layer.least_step, layer.most_step, tuple(factors))
         inner, vectors, heads = layer.outputs(), layer.groups * layer.state_dim, layer.heads
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.A_log = nn.Parameter(torch.empty(heads))
         self.D = nn.Parameter(torch.empty(heads))
         self.project(arch, z=inner, x=inner, b=vectors, c=vectors, dt=heads, bias=layer.bias)
         self.convolve(x=inner, b=vectors, c=vectors, bias=layer.conv_bias)
-        self.norm = RMSNorm(inner, arch.norm_eps, part=inner // layer.groups)
-        self.out_proj = Linear(inner, arch.dim, bias=layer.bias)
+        part = inner // layer.groups
+        self.norm = None if layer.norm == "none" else RMSNorm(inner, arch.norm_eps, part=part)
+        self.gates_first = layer.norm == "gated"
+        self.out_proj = Linear(inner, arch.dim, bias=layer.has_output_bias)
 
     def forward(self, x_BSD: Tensor, packing: DocumentLayout, cache: LayerCache | None = None) -> Tensor:
         x_BSD = column_parallel_input(x_BSD, self.axes.tensor)
@@ -98,14 +104,23 @@ class Mamba2(RecurrentMixer):
         convolutions = [getattr(self, f"{name}_conv") for name in "xbc"]
         biases = [each.bias for each in convolutions if each.bias is not None]
         weights = (*(each.weight for each in convolutions), *biases, self.dt_bias, self.A_log, self.D)
-        out_BSHV = self.mixed(self.how, (*projected, *map(local, weights)), packing, cache)
-        return self.out_proj.row_parallel(self.norm(out_BSHV.flatten(-2) * F.silu(z)), self.axes.tensor)
+        out_BSA = self.mixed(self.how, (*projected, *map(local, weights)), packing, cache).flatten(-2)
+        if self.norm is not None and not self.gates_first:
+            out_BSA = self.norm(out_BSA)
+        out_BSA = out_BSA * F.silu(_times(z, self.gate_scale))
+        if self.norm is not None and self.gates_first:
+            out_BSA = self.norm(out_BSA)
+        return self.out_proj.row_parallel(out_BSA, self.axes.tensor)
 
 
 @builds(Mamba2Layer)
 def _mamba2(layer: Mamba2Layer, settings: BlockSettings) -> Built:
     module = Mamba2(settings.arch, settings.kernel, settings.axes, layer)
     return module, lambda x_BSD, given: module(x_BSD, given.packing, given.cache)
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x * factor
 
 
 def _of_rows(x_RTJV: Tensor, rows: int) -> Tensor:

@@ -81,6 +81,7 @@ LIKE_OTHERS = (
     "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "smollm3", "olmo2",
     "olmo3", "seed_oss", "qwen3_5_moe", "granite", "glm4", "glm4_moe", "glm4_moe_lite", "ministral3", "minimax_m2",
     "phi3", "gemma4_unified", "olmoe", "ernie4_5", "exaone4", "dots1", "granitemoehybrid",
+    "falcon_h1",
 )  # fmt: skip
 # With settings that no others have, norms after their halves, and the plain one.
 KINDS = ("llama", "granite", "ministral3", "olmo2")
@@ -262,8 +263,23 @@ def _hold_against_a_block(arch: Architecture, layer: int, ops: OpTrace) -> None:
 def test_it_costs_what_its_plan_says(name: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     # Of large models DDP has one bucket in the first step, which is traced, and those of the plan from the second on.
-    one_bucket = layout == "ddp" and name in WITH_EXPERTS
+    one_bucket = layout == "ddp" and name in (*WITH_EXPERTS, "falcon_h1")
     hold_against_the_trace(plan_of(tmp_path, name, LAYOUTS[layout]), traffic=not one_bucket)
+
+
+FACTORS = {
+    **{f"{side}_scale": 0.7 for side in ("embedding", "logit", "key")},
+    **{f"{layer}_{side}_scale": 0.7 for layer in ("attention", "mamba") for side in ("input", "output")},
+    "mamba_scales": "[0.9, 0.8, 0.7, 1.2, 1.1]",
+    "ffn_scales": "[1.3, 0.6]",
+}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("norm", ["none", "first", "gated"])
+@pytest.mark.parametrize("layout", ["tp 2 · fsdp 2", "tp 2, whole sequences, selective", "ulysses 2, full"])
+def test_factors_and_norms_of_mixers_cost_what_their_plan_says(layout: str, norm: str, tmp_path: Path):
+    hold_against_the_trace(plan_of(tmp_path, "falcon_h1", LAYOUTS[layout], mamba_norm=norm, **FACTORS))
 
 
 @pytest.mark.matrix

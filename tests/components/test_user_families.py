@@ -501,6 +501,19 @@ def test_all_pieces_are_documented_with_their_options():
             assert [each for each in options if f"{each}=…" not in head] == [], name
 
 
+BESIDE = body("""mixer = x.Mamba2Layer(name="m", groups=2, heads=4, head_dim=8, state_dim=8, kernel=4, norm="first")
+    attention = x.ScaledChain.of(AttentionLayer("attn"), before=2.0, after=0.5)
+    return pre_norm(Sum.of(attention, mixer), SwiGLULayer("mlp"))""")
+
+
+@pytest.mark.parametrize("costs", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_a_block_may_have_attention_next_to_a_mixer(plan_of, costs: bool):
+    plan = plan_of("own", "parallel { cp 2 { ring = 2, ulysses = 1 } }", parts=HEAD + BESIDE)
+    assert plan.node("setup.parallel.cp").args["matches"] == [2 * plan.architecture.layers]
+    if costs:
+        hold_against_the_trace(plan)
+
+
 @pytest.mark.matrix
 def test_operations_cost_what_is_said_of_them(plan_of):
     """All functions of single numbers that a layer may use, one after the other."""

@@ -58,7 +58,7 @@ FEATURES = {
 ORDINARY = ("dpo", "grpo")
 IN_FP32 = ("glm4_moe", "deepseek_v3")  # transformers computes the scores of their routers in fp32
 # Whose documents transformers' code does not keep apart in rows.
-RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "nemotron_h", "granitemoehybrid")
+RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "nemotron_h", "granitemoehybrid", "falcon_h1")
 FSDP, PP = ("parallel.fsdp=2",), ("parallel.pp=2", "batch.micro=1")
 
 

@@ -166,6 +166,7 @@ ODD = (
     ("gemma3", "odd heads, scaled positions"),
     ("gemma4", "one shared block, odd heads"),
     ("glm4_moe", "odd heads, tied"),
+    ("falcon_h1", "odd heads, tied"),
 )
 
 
@@ -272,6 +273,10 @@ MORE += [
     ("nemotron_h", "plain", (*PP, *FSDP, *EP, "activation.mode=full"), {}),
     ("nemotron_h", "bounded steps", (*RING, *TP, "activation.mode=selective"), {}),
     ("nemotron_h", "bounded steps", ("parallel.cp=4", "parallel.cp.ring=2", "parallel.cp.ulysses=2"), {}),
+    ("falcon_h1", "gated norm", (*TP, *PP, *FSDP), {}),
+    ("falcon_h1", "gated norm", (*TP, *RING, *FSDP, "activation.mode=full"), {}),
+    ("falcon_h1", "gated norm", (*ULYSSES, "activation.mode=selective"), {}),
+    ("falcon_h1", "odd heads, tied", FSDP, SHARDS),
     ("gpt_oss", "plain", (*FSDP, *EP, "activation.mode=full"), {}),
     ("gpt_oss", "plain", (*RING, *EP, "activation.mode=selective"), {}),
 ]
@@ -321,6 +326,8 @@ BOTH = ("parallel.cp=4", "parallel.cp.ring=2", "parallel.cp.ulysses=2")
         ("nemotron_h", "bounded steps", (*RING, *TP, "activation.mode=selective")),
         ("nemotron_h", "bounded steps", BOTH),
         ("granitemoehybrid", "odd heads, tied", RING4),  # three groups
+        ("falcon_h1", "odd heads, tied", RING4),
+        ("falcon_h1", "gated norm", (*RING, *TP, "activation.mode=selective")),
     ],
 )
 def test_a_ring_passes_states_of_long_documents(
@@ -337,7 +344,7 @@ def test_a_ring_passes_states_of_long_documents(
     assert compiled.plan is not None, compiled.diagnostics.render()
     does = compiled.plan.node("setup.parallel.cp").does
     most = [int(found) for found in re.findall(r"with more than (\d+)", does)] or [99]
-    assert ("for each document" in does) == (family == "granitemoehybrid")
+    assert ("for each document" in does) == (name == "odd heads, tied")
     documents = [len(each["bounds"]) - 1 for each in cut.rows]
     assert 1 < min(documents) <= max(documents) <= most[0]
 
@@ -531,9 +538,10 @@ TRAINED = {
         *(("gemma4", name, layout) for name in ("plain", PER_LAYER) for layout in ((*TP, *FSDP), RING)),
         *(
             (family, "plain", layout)
-            for family in ("gemma4_moe", "qwen3_5_moe")
+            for family in ("gemma4_moe", "qwen3_5_moe", "nemotron_h")
             for layout in ((*FSDP, *EP), (*TP, *EP))
         ),
+        *(("falcon_h1", "gated norm", layout) for layout in ((*TP, *FSDP), RING)),
     ],
 )
 @pytest.mark.matrix

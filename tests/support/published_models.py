@@ -138,6 +138,16 @@ IMAGES: Final = {
 }  # fmt: skip
 
 
+FALCON_H1: Final = {
+    "architectures": ["FalconH1ForCausalLM"], "attention_bias": False, "attention_in_multiplier": 1.0,
+    "hidden_act": "silu", "initializer_range": 0.02, "mamba_chunk_size": 128, "mamba_conv_bias": True,
+    "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_expand": 2, "mamba_norm_before_gate": False,
+    "mamba_proj_bias": False, "mamba_use_mlp": True, "max_position_embeddings": 131072, "mlp_bias": False,
+    "model_type": "falcon_h1", "projectors_bias": False, "rms_norm_eps": 1e-05, "rope_scaling": None,
+    "rope_theta": 100000000000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
 def vision(dim: int) -> int:
     """Parameters of Gemma 3 beside its text: a SigLIP of 4096 patches of 14 · 14 pixels, 1152 wide, whose matrices and
     norms have biases, and what projects its outputs to `dim`."""
@@ -468,6 +478,29 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], int]]] = {
             "num_local_experts": 72, "position_embedding_type": "nope", "residual_multiplier": 0.22,
             "rms_norm_eps": 1e-05, "rope_theta": 10000, "shared_intermediate_size": 1536, "tie_word_embeddings": True,
             "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 100352}, 32_207_337_984),
+    # The card says 0.5 billion; transformers' own model of this config has this number.
+    "Falcon-H1-0.5B": ({**FALCON_H1, "embedding_multiplier": 5.656854249492381, "head_dim": 64, "hidden_size": 1024,
+            "intermediate_size": 2048, "key_multiplier": 0.39062499999999994, "lm_head_multiplier": 0.0390625,
+            "attention_out_multiplier": 0.9375, "mamba_d_ssm": 1536, "mamba_d_state": 128, "mamba_n_groups": 1,
+            "mamba_n_heads": 24, "mamba_rms_norm": False, "max_position_embeddings": 16384,
+            "mlp_multipliers": [0.8838834764831844, 0.5859375], "num_attention_heads": 8, "num_hidden_layers": 36,
+            "num_key_value_heads": 2, "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.3535533905932738, 0.25,
+            0.3535533905932738, 0.5, 0.3535533905932738], "ssm_out_multiplier": 0.23570226039551587,
+            "vocab_size": 32784}, 521_411_104),
+    # The sum of its file's header. Without its multipliers, which change no count.
+    "Falcon-H1-1.5B": ({**FALCON_H1, "head_dim": 128, "hidden_size": 2048, "intermediate_size": 4608,
+            "mamba_d_ssm": 3072, "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_n_heads": 48,
+            "mamba_rms_norm": True, "num_attention_heads": 8, "num_hidden_layers": 24, "num_key_value_heads": 2,
+            "vocab_size": 65537}, 1_554_863_488),
+    # The card says 34 billion; transformers' own model of this config has this number.
+    "Falcon-H1-34B": ({**FALCON_H1, "embedding_multiplier": 5.656854249492381, "head_dim": 128, "hidden_size": 5120,
+            "intermediate_size": 21504, "key_multiplier": 0.011048543456039804, "lm_head_multiplier": 0.0078125,
+            "attention_out_multiplier": 0.0375, "mamba_d_head": 128, "mamba_d_ssm": 4096, "mamba_d_state": 256,
+            "mamba_n_groups": 2, "mamba_n_heads": 32, "mamba_rms_norm": True, "max_position_embeddings": 262144,
+            "mlp_multipliers": [0.1767766952966369, 0.011160714285714284], "num_attention_heads": 20,
+            "num_hidden_layers": 72, "num_key_value_heads": 4, "ssm_in_multiplier": 0.25,
+            "ssm_multipliers": [0.3535533905932738, 0.25, 0.1767766952966369, 0.5, 0.3535533905932738],
+            "ssm_out_multiplier": 0.08838834764831845, "vocab_size": 261120}, 33_642_516_224),
     # The card says 31.6 billion; transformers' own model of this config has this number, with biases of routers.
     "Nemotron-3-Nano-30B-A3B": ({"architectures": ["NemotronHForCausalLM"], "attention_bias": False,
             "attention_dropout": 0.0, "bos_token_id": 1, "chunk_size": 128, "conv_kernel": 4, "eos_token_id": 2,

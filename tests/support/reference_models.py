@@ -77,6 +77,12 @@ GRANITE_MAMBA = {
     "initializer_range": 0.1, "embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.2,
     "logits_scaling": 3.0, "max_position_embeddings": 64,
 }  # fmt: skip
+FALCON = {
+    **DENSE, **IDS, "mamba_n_heads": 4, "mamba_d_ssm": 48, "mamba_n_groups": 2, "mamba_d_state": 8,
+    "initializer_range": 0.1, "max_position_embeddings": 64, "embedding_multiplier": 3.0, "lm_head_multiplier": 0.4,
+    "key_multiplier": 0.7, "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.6, "ssm_in_multiplier": 0.8,
+    "ssm_out_multiplier": 1.4, "ssm_multipliers": [0.9, 1.2, 0.7, 1.5, 1.1], "mlp_multipliers": [1.3, 0.6],
+}  # fmt: skip
 # Family → name → keys of its config: a plain one, and two with what is odd.
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
@@ -190,6 +196,15 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "attention_bias": True, "layer_types": ["full_attention", "linear_attention"], "rms_norm_eps": 1e-3},
         "no experts": {**GRANITE_MAMBA, "num_local_experts": 0, "mamba_n_groups": 4, "num_hidden_layers": 3,
             "layer_types": ["linear_attention", "linear_attention", "full_attention"], "mamba_d_head": 8},
+    },
+    "falcon_h1": {
+        "plain": FALCON,
+        "odd heads, tied": {**FALCON, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "head_dim": 10, "mamba_n_heads": 9, "mamba_d_ssm": 45, "mamba_n_groups": 3, "mamba_d_state": 7,
+            "mamba_d_conv": 3, "mamba_conv_bias": False, "mamba_proj_bias": True, "projectors_bias": True,
+            "attention_bias": True, "mlp_bias": True, "tied": True, "mamba_rms_norm": True, "rms_norm_eps": 1e-3},
+        "gated norm": {**FALCON, "num_hidden_layers": 3, "mamba_d_ssm": None, "mamba_n_groups": 4,
+            "mamba_rms_norm": True, "mamba_norm_before_gate": False, "rope_theta": 1e6},
     },
     "nemotron_h": {
         "plain": {**MAMBA, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
@@ -536,6 +551,9 @@ def in_our_names(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Ite
         if model.config.model_type == "nemotron_h":
             yield from _of_nemotron(name, value, model.config)
             continue
+        if model.config.model_type == "falcon_h1":
+            yield from _of_falcon(name, value, model.config)
+            continue
         if model.config.model_type == "granitemoehybrid":
             yield from _of_granite(name, value, model.config)
             continue
@@ -632,6 +650,18 @@ def _of_granite(name: str, value: torch.Tensor, config: Any) -> Iterator[tuple[s
             name.replace("output_linear", "down_proj"),
             value.transpose(1, 2) if value.dim() == 3 and ".experts." in name else value,
         )
+
+
+def _of_falcon(name: str, value: torch.Tensor, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor of a Falcon-H1, with the matrices of a mixer apart."""
+    theirs = {"final_layernorm": "norm", "feed_forward": "mlp", "pre_ff_layernorm": "post_attention_layernorm"}
+    for each, ours in theirs.items():
+        name = name.replace(each, ours)
+    if ".mamba." in name:
+        inner, vectors = config.mamba_n_heads * config.mamba_d_head, config.mamba_n_groups * config.mamba_d_state
+        yield from _of_mixer(name, value, inner, vectors, config.mamba_n_heads)
+    else:
+        yield name, value
 
 
 def _of_mixer(

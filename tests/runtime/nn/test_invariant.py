@@ -109,8 +109,8 @@ SMALL = {
     "expert_ffn": 21, "window": 8,
 }  # fmt: skip
 OTHER_ORDER = {
-    "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "granitemoehybrid", "nemotron_h", "qwen3_5",
-    "qwen3_5_moe", "qwen3_next",
+    "deepseek_v3", "deepseek_v32", "falcon_h1", "glm4_moe_lite", "glm_moe_dsa", "granitemoehybrid", "nemotron_h",
+    "qwen3_5", "qwen3_5_moe", "qwen3_next",
 }  # fmt: skip
 CPU = torch.device("cpu")
 

@@ -107,6 +107,10 @@ HYBRID = """nemotron_h {
   dim = 32, layers = 4, heads = 4, kv_heads = 2, head_dim = 8, pattern = "ME*M", experts = 4, experts_per_token = 2,
   expert_ffn = 24, mamba_state = 6, mamba_heads = 4, mamba_groups = 2, init_std = 0.2, router { aux_loss = 0 }
 }"""
+PARALLEL = """falcon_h1 {
+  dim = 32, layers = 2, heads = 4, kv_heads = 2, head_dim = 8, ffn = 48, init_std = 0.2, mamba_state = 6,
+  mamba_heads = 4, mamba_groups = 2, mamba_norm = gated, key_scale = 0.7, mamba_scales = [0.9, 1.2, 0.7, 1.5, 1.1]
+}"""
 SHARED = """gemma4 {
   dim = 32, layers = 4, heads = 4, kv_heads = 2, head_dim = 8, ffn = 48, init_std = 0.2, window = 7,
   full_layers = [1, 3], full_head_dim = 12, layer_input = 6, layer_vocab = 264, shared_kv = 2
@@ -118,6 +122,7 @@ SHARED = """gemma4 {
     pytest.param(HYBRID, (), marks=pytest.mark.matrix),
     *(pytest.param(DELTA, sets, marks=pytest.mark.matrix) for sets in (("parallel.tp=2",), PP, RING)),
     pytest.param(HYBRID, ("parallel.tp=2", "parallel.ep=2"), marks=pytest.mark.matrix),
+    *(pytest.param(PARALLEL, sets, marks=pytest.mark.matrix) for sets in ((), ("parallel.tp=2",), PP, RING)),
     *(pytest.param(SHARED, sets, marks=pytest.mark.matrix) for sets in ((), ("parallel.tp=2",))),
 ])  # fmt: skip
 def test_samples_of_models_with_states_or_shared_keys_too(model: str, sets: tuple[str, ...], tmp_path: Path):
