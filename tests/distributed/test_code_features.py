@@ -80,7 +80,7 @@ class Bench:
     ) -> Outcome:
         compiled = self.plan(model, name, feature, *sets, settings=settings)
         assert compiled.plan is not None, compiled.diagnostics.render()
-        return self.ranks.run(compiled.plan, self.folder, name=name, mutation=mutation)
+        return self.ranks.run(compiled.plan, self.folder, name=name, mutation=mutation, saves=feature == "checkpoints")
 
 
 pytestmark = pytest.mark.usefixtures("inspected_here")

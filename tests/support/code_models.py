@@ -353,7 +353,7 @@ def inspected(config: str, versions: Any, remote: str = "") -> dict[str, Any]:
     """Inspect a model in this process, which has imported transformers, instead of in a child process."""
     content = json.loads(config)
     # Each turn of a loop over positions is traced: of shorter rows.
-    lengths = (16, 32, 48, 64) if content["model_type"] == "mamba" else code_costs.LENGTHS
+    lengths = (4, 8, 12, 16) if content["model_type"] == "mamba" else code_costs.LENGTHS
     try:
         if remote:
             execute_files(content, Path(remote))

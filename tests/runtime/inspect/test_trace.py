@@ -276,7 +276,7 @@ def test_one_kernel_for_all_experts_is_given_where_each_begins(tmp_path):
 
 
 def test_microbatches_that_are_alike_are_counted_without_being_run(tmp_path, monkeypatch):
-    plan = plan_of(tmp_path, Topology(fsdp=2, accumulate=5, rows=10), params="fp32")
+    plan = plan_of(tmp_path, Topology(fsdp=2, accumulate=5, rows=10), "model.layers=1", params="fp32")
     (some,) = trace_plan(plan)
     monkeypatch.setattr(trace, "ENOUGH", 5)
     (every,) = trace_plan(plan)
@@ -304,7 +304,7 @@ def test_traces_do_not_disturb_each_other(tmp_path):
 
 
 def test_a_trace_that_fails_leaves_no_process_group(tmp_path, monkeypatch):
-    plan = plan_of(tmp_path, Topology(fsdp=2), params="fp32")
+    plan = plan_of(tmp_path, Topology(fsdp=2), "model.layers=1", params="fp32")
 
     def fail(*_):
         raise KeyError("in the middle")

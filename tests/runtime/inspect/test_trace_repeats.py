@@ -78,7 +78,7 @@ def test_every_schedule(tmp_path, schedule, axes, sets):
 
 
 def test_microbatches_that_are_not_alike_are_all_run(tmp_path, monkeypatch):
-    plan = pipeline("gpipe", 6, pp=2)(tmp_path)
+    plan = pipeline("gpipe", 6, "model.layers=2", pp=2)(tmp_path)
     exact = traced(plan, 0, all_of_them=True)
 
     def differ(*args):
@@ -91,7 +91,7 @@ def test_microbatches_that_are_not_alike_are_all_run(tmp_path, monkeypatch):
 
 def test_what_an_earlier_microbatch_has_done_is_held_against_the_next(tmp_path, monkeypatch):
     """A fault put into the second of two microbatches that should be alike."""
-    plan = pipeline("gpipe", 6, pp=2)(tmp_path)
+    plan = pipeline("gpipe", 6, "model.layers=2", pp=2)(tmp_path)
     note, seen = StageRepeats._note, []
 
     def change(stage, mine, done):

@@ -36,9 +36,9 @@ def edit(folder: Path, **keys: Any) -> None:
         "rope_type default → none: the same weights would give other results", marks=pytest.mark.matrix),
 ])  # fmt: skip
 def test_a_run_resumes_after_edits_of_metadata_alone(keys: dict[str, Any], reason: str, tmp_path: Path):
-    make("olmo3", tmp_path, rope_parameters={
-        name: {"rope_type": "default", "rope_theta": 500000.0} for name in ("full_attention", "sliding_attention")
-    })  # fmt: skip
+    theta = {"rope_type": "default", "rope_theta": 500000.0}
+    kinds = {"rope_parameters": {"full_attention": theta, "sliding_attention": theta}}
+    make("olmo3", tmp_path, **(kinds if "rope_parameters" in keys else {}))
     before = plan_for(tmp_path)
     edit(tmp_path, **keys)
     after = plan_for(tmp_path)
