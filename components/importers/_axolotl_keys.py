@@ -55,11 +55,16 @@ WITHOUT_MEANING: Final = {
     "checkpoints are in xtrain's own format": "save_safetensors merge_lora merge_method",
     "with an adapter only the adapter is trained": "peft_autocast_adapter_dtype",
     "loss values are in the run's records": "include_tokens_per_second include_tkps",
+    "no trainer logs the texts that its table of completions is made of": (
+        "swanlab_log_completions swanlab_completion_log_interval swanlab_completion_max_buffer"
+    ),
     "axolotl reads no such key, and says nothing": "adam_eps eta_min full_finetune test_value context_parapllel_size",
 }
 # Reason → keys that are not expressible unless they are off.
 LACKING: Final = {
-    "xtrain has no ReLoRA": "relora* jagged_restart_*",
+    "write `every N steps merge`; learning rates do not begin again, and moments are kept or dropped whole": (
+        "relora* jagged_restart_*"
+    ),
     "xtrain has no LISA": "lisa_*",
     "xtrain has no LongLoRA or POSE": "use_pose pose_*",
     "GPTQ models are not read": "gptq*",
@@ -75,7 +80,7 @@ LACKING: Final = {
         "hf_mlflow_log_artifacts mlflow_* comet_* swanlab_* trackio_* use_otel_metrics otel_metrics_* wandb_watch "
         "wandb_log_model wandb_run_id"
     ),
-    "xtrain sorts no data by length or difficulty": ("group_by_length curriculum_sampling sample_packing_sequentially"),
+    "rows are drawn in random order": "group_by_length curriculum_sampling sample_packing_sequentially",
     "images, audio and processors are not read": "processor_type image_size image_resize_algorithm",
     "diffusion models are not trained": "diffusion",
     "this loss is not there": "use_eaft eaft_* chunked_grpo* scaling_softmax*",

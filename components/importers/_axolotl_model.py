@@ -5,12 +5,17 @@ from typing import Final
 
 from xtrain.components.importers._accelerate import write_fsdp
 from xtrain.components.importers._deepspeed_json import write_zero
-from xtrain.components.importers._transformers_trainer import module_names, names, write_lora
+from xtrain.components.importers._transformers_trainer import (
+    NAMES_EXPERTS,
+    module_names,
+    names,
+    write_adapter_folder,
+    write_lora,
+)
 from xtrain.dsl.importing.accounts import is_off
 from xtrain.dsl.importing.draft import Draft
 from xtrain.dsl.schema.precision import FLOATS
 
-_EXPERTS: Final = re.compile(r"moe|mixtral|\d+x\d+b|-a\d+b|gpt-oss|deepseek|dbrx|jamba|glm-?[45]|scout|maverick")
 _FIRST: Final = '"layers.0.self_attn.q_proj"'
 _WHOLE_TEXT: Final = re.compile(r"\^?(model\.language_model\.\*|language_model\.\*|lm_head(\.\*)?|embed_tokens)")
 
@@ -58,7 +63,7 @@ def _write_balance(draft: Draft) -> None:
         note = "the weight is router_aux_loss_coef · num_experts_per_tok of config.json there; write it as `router`'s"
         draft.note(f"{note} `aux_loss`")
         draft.translated(key)
-    elif _EXPERTS.search(draft.text("base_model").lower()):
+    elif NAMES_EXPERTS.search(draft.text("base_model").lower()):
         draft.note("experts have a balance loss only with output_router_logits: else write `router { aux_loss = 0 }`")
     draft.same(key, "the config's own value")
 
@@ -92,6 +97,15 @@ def write_adapter(draft: Draft, adapter: str) -> None:
         draft.meaningless("lora_* peft_*", "no adapter is trained")
         draft.unless_off("load_in_4bit load_in_8bit", "the base is quantized only below an adapter")
         return
+    if draft.has("lora_model_dir") and not draft.has("rl"):
+        draft.label("adapter", "lora", "adapter")
+        write_adapter_folder(draft, "lora_model_dir", "lora_* peft_*")
+    else:
+        _write_new_adapter(draft)
+    _write_base(draft)
+
+
+def _write_new_adapter(draft: Draft) -> None:
     write_lora(draft, {"label": "adapter", "rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout",
                        "scaling": "peft_use_rslora", "dora": "peft_use_dora", "train": "lora_modules_to_save",
                        "layers": "peft_layers_to_transform", "init": "peft_init_lora_weights"}, 8, 16, 0.0)  # fmt: skip
@@ -113,7 +127,12 @@ def write_adapter(draft: Draft, adapter: str) -> None:
                   "every expert has matrices of its own")  # fmt: skip
     else:
         draft.unless_off("lora_target_parameters", "`targets` are matrices of linear layers and `experts`")
-    draft.unless_off("lora_model_dir", "training on from an adapter is `adapter { from = … }`")
+    draft.unless_off(
+        "lora_model_dir", "preferences are learned from a new adapter; `adapter { from = … }` names a folder"
+    )
+
+
+def _write_base(draft: Draft) -> None:
     four, eight = draft.get("load_in_4bit"), draft.get("load_in_8bit")
     if four:
         options = draft.get("bnb_config_kwargs", {})
@@ -129,7 +148,11 @@ def write_adapter(draft: Draft, adapter: str) -> None:
         )
     if four or eight:
         draft.translated("quantize_moe_experts")
-    if (four or eight) and not draft.get("quantize_moe_experts") and _EXPERTS.search(draft.text("base_model").lower()):
+    if (
+        (four or eight)
+        and not draft.get("quantize_moe_experts")
+        and NAMES_EXPERTS.search(draft.text("base_model").lower())
+    ):
         draft.note(
             "with `quantize_moe_experts` off, experts stay in bf16 there; here the base of experts is quantized too"
         )

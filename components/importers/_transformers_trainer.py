@@ -39,6 +39,8 @@ SCHEDULES: Final = {
     "polynomial": "polynomial", "inverse_sqrt": "inverse_sqrt", "cosine_with_min_lr": "cosine",
     "warmup_stable_decay": "wsd",
 }  # fmt: skip
+# Names of models with experts.
+NAMES_EXPERTS: Final = re.compile(r"moe|mixtral|\d+x\d+b|-a\d+b|gpt-oss|deepseek|dbrx|jamba|glm-?[45]|scout|maverick")
 # Decay of `warmup_stable_decay` → shape of `wsd`.
 SHAPES: Final = {"linear": "linear", "cosine": "cosine", "1-sqrt": "sqrt"}
 FROM_ZERO: Final = (
@@ -202,6 +204,15 @@ def write_lora(draft: Draft, settings: dict[str, str], rank: float, alpha: float
     for name in ("scaling", "dora", "train", "layers", "init"):
         if (key := settings.get(name)) and draft.has(key):
             draft.known("adapter", key)
+
+
+def write_adapter_folder(draft: Draft, key: str, settings: str) -> None:
+    """Write `from`, the folder of an adapter that is trained further. settings: keys that the folder replaces."""
+    folder = draft.text(key)
+    if names_repo(folder) and not Path(folder).is_dir():
+        draft.downloads.append(shlex.join(["hf", "download", folder, "--local-dir", folder]))
+    draft.set("adapter.from", folder, key)
+    draft.meaningless(settings, "adapter_config.json of the folder says it")
 
 
 # A usual pattern for the linear layers of all blocks of a text model, also inside a model of images and text.

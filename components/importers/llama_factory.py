@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from xtrain.components.importers import _training_arguments as arguments
-from xtrain.components.importers._transformers_trainer import module_names, names, write_lora
+from xtrain.components.importers._transformers_trainer import module_names, names, write_adapter_folder, write_lora
 from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
 from xtrain.dsl.schema.component import named
@@ -40,25 +40,27 @@ class LlamaFactoryImporter(Importer):
         "the reference is the model without its adapter": "ref_model_quantization_bit",
         "placement and kernels of the program": (
             "device_map low_cpu_mem_usage offload_folder use_fast_tokenizer split_special_tokens moe_aux_loss_* "
-            "disable_shuffling upcast_layernorm upcast_lmhead_output infer_* vllm_* sglang_* export_* use_v1_kernels "
+            "disable_shuffling upcast_layernorm upcast_lmhead_output infer_* vllm_* sglang_* export_size export_device "
+            "export_legacy_format export_hub_model_id export_quantization_* use_v1_kernels "
             "print_param_status compute_accuracy pissa_convert fsdp_transformer_layer_cls_to_wrap"
         ),
         "the text model has no such parts": "freeze_vision_tower freeze_multi_modal_projector freeze_language_model",
     }
     lacking: ClassVar = {
         **arguments.LACKING,
-        "this optimizer is not there": "use_galore galore_* use_apollo apollo_* use_badam badam_* use_muon",
+        "this optimizer is not there": "use_galore galore_* use_apollo apollo_* use_badam badam_*",
         "xtrain has no LoRA+": "loraplus_*",
         "this loss is not there": "use_asft_loss asft_alpha use_eaft_loss eaft_*",
         "this method is not there": (
             "use_llama_pro mixture_of_depths use_kt kt_* shift_attn use_mca oft_* reward_model* ppo_*"
         ),
         "frozen parts are written `frozen` of `model`": "freeze_trainable_* freeze_extra_modules",
-        "training on from an adapter is `adapter { from = … }`": "adapter_name_or_path create_new_adapter",
+        "the file merges an adapter and trains nothing: `xtrain merge RUN`": "export_dir",
+        "several adapters, or one under a new one, are merged first": "adapter_name_or_path create_new_adapter",
         "new tokens are written into the tokenizer's files first": "resize_vocab add_tokens add_special_tokens "
         "new_special_tokens_config init_special_tokens",
         "scaled positions are written `rope { … }` of `model`": "rope_scaling",
-        "fp8 with torchao's settings is written `compute = fp8 { … }`": "fp8 fp8_*",
+        "products in fp8 are scaled as torchao's are": "fp8 fp8_*",
         "evaluations by generated texts are not there": "predict_with_generate eval_num_beams compute_accuracy",
         "the system message is in the records": "default_system tool_format",
         "datasets are mixed by `mixture`": "mix_strategy interleave_probs",
@@ -83,7 +85,11 @@ class LlamaFactoryImporter(Importer):
         draft.translated("pure_bf16") if pure else draft.same("pure_bf16", "off")
         if draft.get("use_adam_mini"):
             draft.label("optimizer", "adam_mini", "use_adam_mini")
-        draft.same("use_adam_mini", "off")
+        if draft.get("use_muon"):
+            draft.label("optimizer", "muon", "use_muon", "norms and biases decay too there; here they do not")
+            draft.note("AdamW's eps is added before the correction of the second moment there, here after it")
+        draft.same("use_adam_mini use_muon", "off")
+        _write_fp8(draft)
         if draft.get("use_swanlab"):
             draft.translated("use_swanlab")
             draft.set("log.swanlab.project", draft.text("swanlab_project", "llamafactory"), "swanlab_project")
@@ -99,6 +105,13 @@ class LlamaFactoryImporter(Importer):
         draft.meaningless("use_dft_loss", "it goes with `stage: sft`")
 
 
+def _write_fp8(draft: Draft) -> None:
+    """Write products in fp8, which torchao computes with a scale of each row for all matrices but the head."""
+    if draft.get("fp8") and draft.text("fp8_backend", "auto") in ("auto", "torchao"):
+        draft.set("precision.compute", None, "fp8 fp8_backend", text="fp8 { recipe = rowwise }")
+        draft.meaningless("fp8_enable_fsdp_float8_all_gather", "messages have the format of `rest`; products are equal")
+
+
 def _write_adapter(draft: Draft, adapter: bool) -> None:
     if not adapter:
         if draft.text("finetuning_type") == "full":
@@ -106,7 +119,13 @@ def _write_adapter(draft: Draft, adapter: bool) -> None:
         draft.missing("finetuning_type", "all parameters are trained, or an adapter of LoRA")
         draft.meaningless("lora_* use_rslora use_dora additional_target pissa_*", "no adapter is trained")
         draft.unless_off("quantization_bit", "the base is quantized only below an adapter")
+    elif _goes_on(draft):
+        draft.label("adapter", "lora", "finetuning_type")
+        settings = "lora_* use_rslora use_dora additional_target pissa_* create_new_adapter"
+        write_adapter_folder(draft, "adapter_name_or_path", settings)
     else:
+        if draft.has("adapter_name_or_path") and not draft.get("do_train"):
+            draft.missing("adapter_name_or_path", "the file has no `do_train`: it trains nothing")
         rank = draft.number("lora_rank", 8)
         write_lora(draft, {"label": "finetuning_type", "rank": "lora_rank", "alpha": "lora_alpha",
                            "dropout": "lora_dropout", "scaling": "use_rslora", "dora": "use_dora"},
@@ -134,6 +153,12 @@ def _write_adapter(draft: Draft, adapter: bool) -> None:
             draft.set("precision.base.double", bool(draft.get("double_quantization", True)), "double_quantization")
     draft.unless_off("quantization_bit", "this quantization is not there")
     draft.meaningless("quantization_method quantization_type double_quantization", "the base is not quantized")
+
+
+def _goes_on(draft: Draft) -> bool:
+    """Return True for a file that trains on from one adapter; several are merged before training."""
+    one = draft.has("adapter_name_or_path") and "," not in draft.text("adapter_name_or_path")
+    return bool(one and draft.get("do_train") and not draft.get("create_new_adapter"))
 
 
 # Data -----------------------------------------------------------------------------------------------------------------

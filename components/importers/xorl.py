@@ -2,7 +2,13 @@
 
 from typing import Any, ClassVar, Final
 
-from xtrain.components.importers._transformers_trainer import LAST_STEP, module_names, names, share_or_steps
+from xtrain.components.importers._transformers_trainer import (
+    LAST_STEP,
+    NAMES_EXPERTS,
+    module_names,
+    names,
+    share_or_steps,
+)
 from xtrain.dsl.importing.accounts import is_off
 from xtrain.dsl.importing.draft import Draft, identifier
 from xtrain.dsl.importing.importer import IMPORTERS, Importer
@@ -25,7 +31,8 @@ class XorlImporter(Importer):
             "model.attn_implementation model.flash_attention_deterministic model.moe_implementation model.ep_dispatch "
             "model.deepep_* train.ce_mode train.ce_num_chunks train.empty_cache_steps train.gc_steps "
             "train.compile_dynamic_shapes train.init_device train.load_weights_mode train.enable_full_shard "
-            "train.enable_reentrant train.moe_checkpoint_method"
+            "train.enable_reentrant model.rmsnorm_mode train.activation_gpu_limit "
+            "train.activation_offload_prefetch_count"
         ),
         "how the data is read and stored": (
             "data.select_columns data.dataset_prepared_path data.dataloader_pin_memory data.dataloader_prefetch_factor "
@@ -34,6 +41,8 @@ class XorlImporter(Importer):
             "data.fa_max_length_bucket data.sample_packing_sequentially data.eval_sample_packing"
         ),
         "xorl has no evaluation loop": "data.test_datasets data.val_set_size",
+        "placement of ranks on nodes": "train.ep_intranode train.ep_outside",
+        "records of a run are xtrain's own": "train.log_format",
         "the run's folder is `workspace`": "train.output_dir",
         "checkpoints are in xtrain's own format": "train.ckpt_manager train.save_hf_weights lora.save_lora_only",
         "the routing of a step is not replayed": "model.record_routing_weights",
@@ -43,7 +52,6 @@ class XorlImporter(Importer):
             "lora.enable_qlora lora.quant_format lora.quant_group_size"
         ),
         "a quantized base is not merged": "lora.merge_lora_interval lora.reset_optimizer_on_merge",
-        "activations stay on the device": "train.enable_activation_offload",
         "teachers are written `loss distill`": "distill distill.*",
         "sizes of a model's folder cannot be changed": "model.foundation.*",
         "it is a checkpoint of xorl": "train.load_checkpoint_path",
@@ -86,7 +94,10 @@ def _write_adapter(draft: Draft, adapter: bool) -> None:
     draft.label("adapter", "lora", "lora.enable_lora")
     for name in ("rank", "alpha"):
         draft.set(f"adapter.{name}", draft.number(f"lora.lora_{name}", 16), f"lora.lora_{name}")
-    targets = module_names(draft.get("lora.lora_target_modules", ["all"])) or ["all_linear"]
+    targets = module_names(draft.get("lora.lora_target_modules", ["all"]))
+    if targets is None:
+        draft.missing("lora.lora_target_modules", "`targets` are parts of names, not regular expressions")
+        targets = ["all_linear"]
     separate = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
     if any(name in separate for name in targets):
         draft.note("joint matrices have one adapter there; here each of their parts has its own")
@@ -195,20 +206,45 @@ def _write_optimizer(draft: Draft, adapter: bool) -> None:
 def _write_precision(draft: Draft, adapter: bool) -> None:
     if draft.get("train.enable_mixed_precision", True):
         draft.set("precision.compute", None, "train.enable_mixed_precision", text="bf16")
-    draft.same("train.enable_mixed_precision", "off")
-    if draft.get("train.enable_gradient_checkpointing", True):
-        draft.label("activation", "full", "train.enable_gradient_checkpointing")
-    draft.same("train.enable_gradient_checkpointing", "off")
+        if draft.get("train.skip_param_upcast") and not adapter:
+            draft.set("precision.params", None, "train.skip_param_upcast", text="bf16")
+        draft.meaningless("train.skip_param_upcast", "frozen matrices have the format of the computation")
+    draft.same("train.enable_mixed_precision train.skip_param_upcast", "off")
+    _write_recomputation(draft)
     if draft.get("train.enable_compile"):
         draft.label("compile", "", "train.enable_compile")
     if draft.get("train.enable_full_determinism"):
         draft.set("precision.deterministic", True, "train.enable_full_determinism")
     draft.same("train.enable_compile train.enable_full_determinism", "off")
-    if adapter or not is_off(draft.get("model.train_router", False)):
+    _write_routers(draft, adapter)
+
+
+def _write_recomputation(draft: Draft) -> None:
+    keys = "train.enable_gradient_checkpointing train.gradient_checkpointing_method train.moe_checkpoint_method"
+    method = draft.text("train.gradient_checkpointing_method", "recompute_full_layer")
+    offloads = draft.get("train.enable_activation_offload")
+    if (draft.get("train.enable_gradient_checkpointing", True) and method != "no_recompute") or offloads:
+        draft.label("activation", "full", f"{keys} train.enable_activation_offload")
+        if offloads:
+            draft.note("it moves saved activations to host memory; here blocks are recomputed, with the same numbers")
+    draft.same(f"{keys} train.enable_activation_offload", "off")
+
+
+def _write_routers(draft: Draft, adapter: bool) -> None:
+    """Account for routing weights, which have no gradient in xorl unless `train_router` is on."""
+    trained = not is_off(draft.get("model.train_router", False))
+    path = draft.text("model.model_path") or draft.text("model.config_path")
+    if trained and not adapter:
+        draft.same("model.train_router", "routers are trained")
+    elif not trained and NAMES_EXPERTS.search(path.lower()) and (adapter or not draft.has("model.train_router")):
+        who = "adapters of earlier layers get it" if adapter else "routers are trained"
+        draft.note(f"routing weights have no gradient there, as `train_router` is off; here {who}")
+    if adapter:
         draft.meaningless("model.train_router model.freeze_router", "an adapter leaves routers frozen")
     draft.unless_off("model.freeze_router", "write `frozen` of `model`")
     if draft.has("model.train_router"):
-        draft.missing("model.train_router", "routers are trained; write `frozen` of `model` otherwise")
+        why = "routing weights have a gradient here; without it, routers and layers before them get another one"
+        draft.missing("model.train_router", why)
 
 
 def _write_ranks(draft: Draft) -> None:
@@ -221,6 +257,9 @@ def _write_ranks(draft: Draft) -> None:
               "train.data_parallel_replicate_size")  # fmt: skip
     if isinstance(draft.get("train.reshard_after_forward"), bool):
         draft.set("parallel.fsdp.reshard", draft.get("train.reshard_after_forward"), "train.reshard_after_forward")
+    reduced = draft.text("train.fsdp_reduce_dtype", "fp32")
+    if reduced in ("fp32", "bf16"):
+        draft.set("parallel.fsdp.reduce", None, "train.fsdp_reduce_dtype", text=reduced)
     for axis, word in _AXES.items():
         if (size := draft.number(f"train.{word}", 1)) > 1:
             draft.label(f"parallel.{axis}", str(size), f"train.{word}")
@@ -244,6 +283,10 @@ def _write_ticks(draft: Draft) -> None:
     if every:
         draft.statements.append((f"every {share_or_steps(every)} checkpoint", "train.save_steps"))
     draft.translated("train.save_steps")
+    if epochs := draft.number("train.save_epochs", 1):
+        period, key = f"{epochs} {'epoch' if epochs == 1 else 'epochs'}", "train.save_epochs"
+        draft.statements.append((f"every {period} checkpoint", key if draft.has(key) else "xorl's default"))
+    draft.translated("train.save_epochs")
     if draft.get("train.use_wandb"):
         for name in ("project", "name"):
             if draft.has(f"train.wandb_{name}"):

@@ -344,7 +344,8 @@ class Draft:
             if not line.note and self._is_default(path, name, line.text):
                 for key in line.keys:
                     account = self._accounts[key]
-                    self._accounts[key] = attrs.evolve(account, fate=Fate.DEFAULT, why=f"`{path}.{name}`")
+                    if account.fate is Fate.TRANSLATED:  # a value that is not expressible leaves the default
+                        self._accounts[key] = attrs.evolve(account, fate=Fate.DEFAULT, why=f"`{path}.{name}`")
                 continue
             origin = ", ".join(map(printable, line.keys)) or ("" if line.note else f"{self.trainer}'s default")
             comment = ": ".join(part for part in (origin, line.note) if part)

@@ -196,7 +196,8 @@ def read_adapter(
     values: dict[str, Any] = {}
     for name, (value, key) in given.items():
         path, written = f"{block}.{name}", getattr(adapter, name)
-        if spec.origins[path].kind == "default" or isinstance(written, Auto):
+        origin = spec.origins.get(path)  # the spec of a plan has only those with a place
+        if origin is None or origin.kind == "default" or isinstance(written, Auto):
             values[name] = value
             reasons[path] = f"`{key}` of {files.place(key)}"
         elif written != value and name not in adapter.free:

@@ -152,6 +152,8 @@ AXOLOTL_ROWS = [
     ("adapter: lora\npeft_use_rslora: true", ["scaling = rslora"]),
     ("adapter: lora\npeft_use_dora: true", ["dora = true"]),
     ("adapter: qlora\nload_in_4bit: true", ["base nf4"]),
+    ("adapter: qlora\nload_in_4bit: true\nlora_model_dir: old\nlora_r: 4\nlora_dropout: 0.1\nlora_target_linear: true",
+     ['from = "old"', "base nf4", "!rank = 4", "!dropout = 0.1"]),
     ("adapter: lora\nload_in_8bit: true", ["base int8"]),
     # data
     ("datasets:\n  - path: org/name\n    type: chat_template\n    split: train[:10%]",
@@ -213,6 +215,9 @@ def test_axolotl(tmp_path, text, lines):
     ("wandb_project:", "wandb_project", Fate.MEANINGLESS),  # no value
     ("plugins:\n  - axolotl.integrations.liger.LigerPlugin", "plugins.0", Fate.MEANINGLESS),
     ("adapter: lora\nlora_r: 16", "lora_r", Fate.DEFAULT),
+    ("use_swanlab: true\nswanlab_log_completions: true", "swanlab_log_completions", Fate.MEANINGLESS),
+    ("use_swanlab: true\nswanlab_lark_secret: a", "swanlab_lark_secret", Fate.MISSING),
+    ("micro_batch_size: {b: 2}", "micro_batch_size", Fate.MISSING),  # the default of both is 1
     *[(f"pad_to_multiple_of: 64\n{text}", "pad_to_multiple_of", Fate.MEANINGLESS)
       for text in ("sample_packing: true", "torch_compile: true", "pad_to_sequence_len: true", "sequence_len: 64")],
     ("pad_to_multiple_of: 64\nsequence_len: 65", "pad_to_multiple_of", Fate.TRANSLATED),
@@ -235,6 +240,9 @@ def test_axolotl(tmp_path, text, lines):
     (f"{CHAT}\n    train_on_eos: all", "datasets.0.train_on_eos", Fate.MISSING),
     (f"{CHAT}\n    speling: 1", "datasets.0.speling", Fate.MISSING),
     ("rl: grpo", "rl", Fate.MISSING),
+    ("rl: dpo\nadapter: lora\nlora_model_dir: old", "lora_model_dir", Fate.MISSING),
+    ("adapter: lora\nlora_model_dir: old\nlora_r: 4", "lora_r", Fate.MEANINGLESS),
+    ("lora_model_dir: old", "lora_model_dir", Fate.MEANINGLESS),  # all parameters are trained
     ("no_such_key: 1", "no_such_key", Fate.MISSING),
 ])  # fmt: skip
 def test_classes_of_axolotls_keys(tmp_path, text, key, fate):
@@ -319,6 +327,11 @@ OTHER_ROWS = [
     ("llama_factory", "finetuning_type: lora\nlora_rank: 4", ["rank = 4", "alpha = 8"]),
     ("llama_factory", "finetuning_type: lora\nlora_target: q_proj,v_proj", ['targets = ["q_proj", "v_proj"]']),
     ("llama_factory", "finetuning_type: lora\nquantization_bit: 4", ["base nf4"]),
+    ("llama_factory", "do_train: true\nfinetuning_type: lora\nadapter_name_or_path: old\nlora_rank: 4",
+     ['from = "old"', "!rank = 4"]),
+    ("llama_factory", "fp8: true\nfp8_backend: torchao\nbf16: true", ["compute = fp8 { recipe = rowwise }"]),
+    ("llama_factory", "use_muon: true\nweight_decay: 0.1",
+     ["optimizer muon {", "weight_decay = 0.1", "betas = [0.9, 0.999]"]),
     ("llama_factory", "pure_bf16: true", ["params = bf16"]),
     ("llama_factory", "bf16: true", ["compute = bf16", "!params = bf16"]),
     ("llama_factory", "val_size: 0.1\neval_strategy: steps\neval_steps: 20",
@@ -361,6 +374,10 @@ def test_programs_on_transformers(tmp_path, kind, text, lines):
     ("llama_factory", "finetuning_type: freeze", "finetuning_type"),
     ("llama_factory", "stage: ppo", "stage"),
     ("llama_factory", "max_samples: 1", "max_samples"),
+    ("llama_factory", "fp8: true\nfp8_backend: te", "fp8"),
+    *[("llama_factory", f"finetuning_type: lora\nadapter_name_or_path: {text}", "adapter_name_or_path")
+      for text in ("a", "a, b\ndo_train: true", "a\ndo_train: true\ncreate_new_adapter: true")],
+    ("llama_factory", "finetuning_type: lora\nadapter_name_or_path: a\nexport_dir: b", "export_dir"),
 ])  # fmt: skip
 def test_what_programs_on_transformers_have_alone(tmp_path, kind, text, key):
     (tmp_path / "data").mkdir()
@@ -528,6 +545,12 @@ NESTED = [
     ("xorl", {"train": {"max_steps": -1, "num_train_epochs": 2}}, ["budget = 2 epochs"]),
     ("xorl", {"train": {"max_steps": 0, "num_train_epochs": 2}}, ["budget = 2 epochs"]),
     ("xorl", {"train": {"save_steps": 7, "max_grad_norm": 0.5}}, ["every 7 steps checkpoint", "clip = 0.5"]),
+    ("xorl", {"train": {"save_epochs": 0, "skip_param_upcast": True, "fsdp_reduce_dtype": "bf16"}},
+     ["params = bf16", "reduce = bf16", "!every 1 epoch checkpoint"]),
+    ("xorl", {"train": {"gradient_checkpointing_method": "no_recompute", "save_epochs": 0.5, "ep_intranode": True}},
+     ["!activation full", "every 0.5 epochs checkpoint"]),
+    ("xorl", {"train": {"enable_activation_offload": True, "gradient_checkpointing_method": "recompute_full_layer"}},
+     ["activation full"]),
     ("xorl", {"lora": {"enable_lora": True, "lora_target_modules": ["qkv_proj"]}},
      ['targets = ["q_proj", "k_proj", "v_proj"]']),
 ]  # fmt: skip
@@ -552,6 +575,8 @@ SAID = [
     ("trl", TRL + "logging_strategy: epoch\nlogging_steps: 5\n", "logging_steps", Fate.TRANSLATED, ""),
     ("trl", TRL + "use_peft: true\nlora_target_parameters: [a]\n", "lora_target_parameters", Fate.MISSING,
      "`targets` are matrices of linear layers"),
+    ("xorl", XORL + "lora: {enable_lora: true, lora_target_modules: ['.*q_proj$']}\n", "lora.lora_target_modules",
+     Fate.MISSING, "not regular expressions"),
     ("axolotl", AXOLOTL + "loss_watchdog_threshold: high\n", "loss_watchdog_threshold", Fate.MISSING, "not a number"),
     ("axolotl", AXOLOTL + "cpu_offload: true\n", "cpu_offload", Fate.MISSING, "no such key"),
     ("deepspeed", '{"zero_optimization": {"stage": 2}, "train_batch_size": 8, "scheduler": {"type": "WarmupCosineLR", '
@@ -605,6 +630,17 @@ def test_prompt_formats_as_templates(style, more):
     assert bytes(token for token in ids if token < 256).decode() == prompt + "1, 3"
     trained = [token for token, predicted in zip(ids, document.trained, strict=True) if predicted]
     assert bytes(trained[:-1]).decode() == "1, 3" and trained[-1] == tokenizer.eos == ids[-1]
+
+
+def test_gradients_of_routing_weights_are_noted(tmp_path):
+    """xorl passes none unless `train_router` is on."""
+    experts = XORL.replace("models/own", "Qwen/Qwen3-30B-A3B")
+    assert "routing weights have no gradient" in imported(tmp_path, experts, kind="xorl")[1]
+    assert "routing weights" not in imported(tmp_path, XORL, kind="xorl")[1]
+    trained = experts.replace("A3B", "A3B, train_router: true", 1)
+    assert "routing weights" not in imported(tmp_path, trained, kind="xorl")[1]
+    adapted = experts + "lora: {enable_lora: true}\n"
+    assert "here adapters of earlier layers get it" in imported(tmp_path, adapted, kind="xorl")[1]
 
 
 UNREADABLE = [

@@ -4,6 +4,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from torch import Tensor
 from xtrain.cli.main import main
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic
 from xtrain.plan.architecture import buffers
+from xtrain.plan.arithmetic import Counts
 from xtrain.plan.peft import PEFT_CONFIG, PEFT_WEIGHTS
 from xtrain.planner.load import plan_from_text
+from xtrain.planner.rules.validate import check_counted
 from xtrain.runtime.store.base_weights import BaseWeights
 
 # Name → (family, its model, what PEFT is asked for).
@@ -371,17 +374,19 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def mistake(folder: Path, adapter: str) -> Diagnostic:
-    """The one mistake of a spec with this adapter."""
-    text = f"""experiment small {{ seed = 1, budget = 40 steps }}
-model "{folder / "base"}"
+SMALL = """experiment small {{ seed = 1, budget = 40 steps }}
+model "{folder}/base"
 tokenizer bytes
 adapter lora {{ {adapter} }}
 dataset lines {{ source = text("*.txt") }}
 batch {{ sequence = 64 }}
 optimizer adamw {{ lr = 1e-3 }}
 """
-    (found,) = plan_from_text(text, "small.xtrain").diagnostics.errors
+
+
+def mistake(folder: Path, adapter: str) -> Diagnostic:
+    """The one mistake of a spec with this adapter."""
+    (found,) = plan_from_text(SMALL.format(folder=folder, adapter=adapter), "small.xtrain").diagnostics.errors
     return found
 
 
@@ -397,6 +402,14 @@ def test_a_damaged_adapter_is_a_diagnostic(good: Path, tmp_path: Path, what: str
     change(tmp_path / "adapter")
     found = diagnosed(good, f'from = "{tmp_path / "adapter"}"')
     assert found[0] == code and said in found[1], found
+
+
+def test_a_run_that_counts_its_data_reads_the_folder_again(good: Path):
+    """A budget in epochs; the spec of a plan has no places for the settings that the folder gives."""
+    text = SMALL.format(folder=good, adapter=f'from = "{good / "adapter"}"').replace("40 steps", "2 epochs")
+    plan = plan_from_text(text, "small.xtrain").plan
+    assert plan is not None
+    assert not list(check_counted(plan, Counts(epoch_rows=Fraction(4000))))
 
 
 def test_values_of_a_folder_are_no_part_of_a_decomposition(good: Path):
