@@ -24,6 +24,20 @@ def test_a_plan(recipe):
     assert found.plan.node("setup.tokenizer").args["source"] == named
 
 
+def _small(recipe):
+    marks = [] if recipe.name == "qwen3_8b_lora_24gb" else [pytest.mark.slow]
+    return pytest.param(recipe, id=recipe.name, marks=marks)
+
+
+@pytest.mark.parametrize("recipe", [_small(recipe) for recipe in RECIPES])
+def test_a_plan_from_weights(recipe):
+    """A small model of the same type: its weights, tokenizer and template are read as those of the published one."""
+    with published_folders({recipe.model, *(["Qwen3-8B"] if recipe.kind == "distill" else [])}):
+        found = planned(recipe, drawn=False)
+    assert found.plan is not None, found.diagnostics.render()
+    assert not list(found.diagnostics.errors)
+
+
 @pytest.mark.slow
 def test_all_plans_and_their_page():
     main(write=False)

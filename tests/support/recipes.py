@@ -7,7 +7,7 @@ python tests/support/recipes.py --write    # write both anew
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import chdir, contextmanager
 from math import prod
 from os import environ
@@ -232,19 +232,44 @@ RECIPES: Final = tuple(sorted((
 ), key=lambda row: row.name))  # fmt: skip
 
 
+# Sizes of a small model of a published type. Numbers of experts stay, as ranks share them.
+SMALL: Final = {
+    "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "num_hidden_layers": 4, "head_dim": 16,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 320, "q_lora_rank": 32, "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1, "max_window_layers": 4,
+}  # fmt: skip
+
+
+def small_weights(folder: Path, config: dict[str, Any]) -> None:
+    """Write the weights and config.json of a small model of the same type."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    small = {name: SMALL.get(name, value[:4] if name in ("layer_types", "no_rope_layers") else value)
+             for name, value in config.items()}  # fmt: skip
+    small |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
+    if "kv_lora_rank" in small:  # its heads are not shared
+        small["num_key_value_heads"] = small["num_attention_heads"]
+    built = AutoConfig.for_model(small.pop("model_type"), **small)
+    AutoModelForCausalLM.from_config(built).save_pretrained(folder)
+
+
 @contextmanager
-def published_folders() -> Iterator[None]:
-    """A working folder and a cache of the hub with what the publishers' `config.json` say, without weights."""
+def published_folders(small: Collection[str] = ()) -> Iterator[None]:
+    """A working folder and a cache of the hub with what the publishers' `config.json` say, without weights. small:
+    models that have weights and other sizes."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         before = environ.get("HF_HUB_CACHE")
         environ["HF_HUB_CACHE"] = f"{folder}/cache"
         for model, repository in REPOSITORIES.items():
             kept = Path("cache", f"models--{repository.replace('/', '--')}")
             _model(kept / "snapshots" / COMMIT, model)
+            if model in small:
+                small_weights(kept / "snapshots" / COMMIT, PUBLISHED[model][0])
             (kept / "refs").mkdir()
             (kept / "refs" / "main").write_text(COMMIT)
         _model(Path("models/Qwen3-8B"), "Qwen3-8B")
-        _empty_weights(Path("models/Qwen3-8B"), PUBLISHED["Qwen3-8B"][0])
+        write_weights = small_weights if "Qwen3-8B" in small else _empty_weights
+        write_weights(Path("models/Qwen3-8B"), PUBLISHED["Qwen3-8B"][0])
         for file in ("talks/a.jsonl", "pairs/a.jsonl", "gsm8k/a.jsonl", "web/a.parquet"):
             Path("data", file).parent.mkdir(parents=True, exist_ok=True)
             Path("data", file).touch()
@@ -289,9 +314,10 @@ def _empty_weights(folder: Path, config: dict[str, Any]) -> None:
         file.truncate(8 + len(text) + end)
 
 
-def planned(recipe: Recipe) -> Compiled:
-    """The plan of a recipe, as if its weights were drawn: folders here have none."""
-    return plan_from_text(recipe.text(), f"recipes/{recipe.name}.xtrain", sets=["model.weights=none"])
+def planned(recipe: Recipe, *, drawn: bool = True) -> Compiled:
+    """The plan of a recipe. drawn: as if its weights were drawn, where the folders have none."""
+    sets = ["model.weights=none"] if drawn else []
+    return plan_from_text(recipe.text(), f"recipes/{recipe.name}.xtrain", sets=sets)
 
 
 def page(plans: Mapping[str, Plan]) -> str:
