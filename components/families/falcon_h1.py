@@ -44,16 +44,16 @@ def _factor(text: str) -> Any:
 
 def _head_dim(config: Config) -> Any:
     """Return the width of a head of a mixer, which a config may leave to others."""
-    width, heads, inner = (
-        config.get("mamba_d_head", "auto"),
-        config.get("mamba_n_heads", 128),
-        (config.get(_INNER, 1024),),
-    )
+    width, heads = config.get("mamba_d_head", "auto"), config.get("mamba_n_heads", 128)
+    inner = (config.get(_INNER, 1024),)
     if inner == (None,):
         inner = (config.get("mamba_expand", 2), config.get("hidden_size", 4096))
-    if width != "auto" or not all(isinstance(each, int) and each > 0 for each in (*inner, heads)):
-        return width
-    return prod(inner) // heads
+    if not all(isinstance(each, int) and each > 0 for each in (*inner, heads)):
+        return WrongKey(_INNER, "a width above 0")
+    width = prod(inner) // heads if width == "auto" else width
+    if not isinstance(width, int) or prod(inner) != heads * width:
+        return WrongKey(_INNER, "mamba_n_heads · mamba_d_head")
+    return width
 
 
 def _write_widths(settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -151,11 +151,10 @@ class FalconH1(Mamba2Settings, PlannedModel):
             ConfigKey("ffn_scales", "mlp_multipliers", [1.0, 1.0], [1.0, 1.0], write=_list),
         ),
         constant={"qk_norm": False, "mamba_least_step": 0.0},
-        only={**ONLY, "time_step_limit": Only(([0.0, {"__float__": "Infinity"}], None))},
+        only={**ONLY, "time_step_limit": Only(([0.0, {"__float__": "Infinity"}],))},
         # Keys of how weights were drawn and of widths that others give, and of other versions of the code.
-        harmless=(HARMLESS | MAMBA_HARMLESS)
-        | {_INNER, _NORM_FIRST, "mamba_use_mlp", "mlp_expansion_factor", "attn_layer_indices"}
-        | {"num_logits_to_keep"} - {"time_step_limit", "mamba_proj_bias"},
+        harmless=(HARMLESS | MAMBA_HARMLESS - {"time_step_limit"})
+        | {_INNER, _NORM_FIRST, "mamba_use_mlp", "mlp_expansion_factor", "attn_layer_indices", "num_logits_to_keep"},
     )
 
     def unfit(self) -> tuple[str, str, str] | None:
@@ -197,7 +196,7 @@ class FalconH1(Mamba2Settings, PlannedModel):
             ScaledChain.of(attention, before=attention_in, after=attention_out),
             ScaledChain.of(mixer, before=mamba_in, after=mamba_out),
         )
-        gate_scale, ffn_scale = own["ffn_scales"]
+        gate_scale, ffn_scale, *_ = (*own["ffn_scales"], 1.0, 1.0)  # other numbers of factors are reported as unfit
         mlp = SwiGLULayer("mlp", bias=own.get("mlp_bias", False), gate_scale=gate_scale)
         return Chain.of(
             Residual.of(NormLayer("input_layernorm"), side_by_side),

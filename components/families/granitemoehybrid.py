@@ -158,9 +158,8 @@ class GraniteMoeHybrid(GraniteSettings, ExpertTransformer, Mamba2Settings, Plann
         },
         # Keys of the auxiliary loss in training, whose weight here is `router { aux_loss }`, an unused width, and how
         # weights were drawn.
-        harmless=(HARMLESS | MAMBA_HARMLESS)
-        | {"output_router_logits", "router_aux_loss_coef", "intermediate_size", "init_method"}
-        - {"time_step_limit", "mamba_proj_bias"},
+        harmless=(HARMLESS | MAMBA_HARMLESS - {"time_step_limit"})
+        | {"output_router_logits", "router_aux_loss_coef", "intermediate_size", "init_method"},
     )  # fmt: skip
 
     @property

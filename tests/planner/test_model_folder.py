@@ -592,6 +592,30 @@ def test_the_blocks_of_a_nemotron_h_are_given(folder: Folder, said: str, changes
     assert code == "X522" and said in text
 
 
+MIXERS: dict[str, dict[str, Any]] = {
+    "falcon_h1": {"model_type": "falcon_h1", "architectures": ["FalconH1ForCausalLM"], "mamba_d_ssm": 24},
+    "granitemoehybrid": {"model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"],
+        "num_local_experts": 0, "mamba_d_head": 6, "shared_intermediate_size": 20},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "code", "said", "changes"), [
+    *((family, "X522", "`time_step_limit` is [0.001, 0.1]", {"time_step_limit": [0.001, 0.1]}) for family in MIXERS),
+    ("falcon_h1", "X522", "`mamba_d_ssm` is 22", {"mamba_d_ssm": 22, "mamba_d_head": 6}),
+    ("falcon_h1", "X522", "`mamba_d_ssm` is 24", {"mamba_d_head": "6"}),
+    ("falcon_h1", "X522", '`mamba_d_ssm` is "a"', {"mamba_d_ssm": "a"}),
+    ("falcon_h1", "X522", '`mamba_rms_norm` is "no"', {"mamba_rms_norm": "no"}),
+    ("falcon_h1", "X433", "ffn_scales has 1 numbers", {"mlp_multipliers": [1.0]}),
+    ("falcon_h1", "X433", "mamba_scales has 4 numbers", {"ssm_multipliers": [1.0] * 4}),
+])  # fmt: skip
+def test_mixers_that_nothing_native_computes(
+    folder: Folder, family: str, code: str, said: str, changes: dict[str, Any]
+):
+    folder.config(**{"mamba_n_heads": 4, "rms_norm_eps": 1e-5, **MIXERS[family], **changes})
+    ((found, text),) = errors(folder.plan('"model" { weights = none }'))
+    assert found == code and said in text
+
+
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("changes", [
     {"hidden_size_per_layer_input": 16}, {"num_kv_shared_layers": 1}, {"hidden_size_per_layer_input": None},
