@@ -1,6 +1,6 @@
 """Microbatches of a pipeline that repeat an earlier one: they are counted and not run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -29,6 +29,11 @@ NEW: Final = "new"
 Name = tuple[bool, str, int] | int
 
 
+def left_in(batch: ModelBatch) -> dict[str, Any]:
+    """Return the attributes that a forward sets in its batch."""
+    return {name: getattr(batch, name) for name in LEFT_IN_BATCH}
+
+
 class NotAlike(Exception):
     """Microbatches of a stage that differ unexpectedly: all of them have to run."""
 
@@ -45,11 +50,19 @@ class Result:
     dtype: torch.dtype
     needs_gradient: bool
 
+    @classmethod
+    def of(cls, tensor: Tensor, place: int = 0) -> "Result":
+        size, offset = tensor.untyped_storage().nbytes(), int(tensor.storage_offset())
+        return cls(place, size, tuple(tensor.shape), tensor.stride(), offset, tensor.dtype, tensor.requires_grad)
+
     def made(self) -> Tensor:
         """Return a new tensor like it."""
         whole = torch.empty(self.size // self.dtype.itemsize, dtype=self.dtype)
         tensor = whole.as_strided(self.shape, self.stride, self.offset)
         return tensor.requires_grad_(self.needs_gradient)
+
+
+ResultsOf = Callable[[Any], tuple[Tensor | None, ...]]
 
 
 @frozen(kw_only=True)
@@ -108,84 +121,69 @@ def attach_repeats(
     count: int,
     watching: tuple[Ledger, CollectiveRecorder, MemoryOwners],
     shared: Shared | None,
-    *,
-    compares: bool = True,
 ) -> list["StageRepeats"]:
     """Limit the schedule of `count` microbatches to the necessary ones, in the step that begins now.
 
-    shared: findings of other ranks, if they may be used. compares: run two microbatches that must be alike.
+    shared: findings of other ranks, if they may be used.
     """
     ledger, collectives, owners = watching
     own, splits = tuple(pipeline.own), pipeline.schedule in ZERO_BUBBLE
     actions = order(pipeline.schedule, coordinate, pipeline.rank.pipeline_ranks, own, count)
     base = ledger.alive()
-    first = ENOUGH - 1 if compares else 1
     repeats = []
-    for schedule in pipeline.schedules_of(count):
-        for stage in [schedule._stage] if hasattr(schedule, "_stage") else schedule._stages:
-            # The first stage has no input to compute gradients of.
-            kinds: list[tuple[Kind, int]] = [
-                (action.kind, action.microbatch)
-                for action in actions
-                if action.stage == stage.stage_index and (action.kind != "I" or not stage.is_first)
-            ]
-            cases: dict[Case, int] = {}
-            needed: set[Case] = set()  # if the last one is not run either
-            before: Kind | None = None
-            for kind, number in kinds:
-                if number > 0:
-                    needed.add((kind, before))
-                if 0 < number < count - 1:
-                    cases.setdefault((kind, before), number)
-                before = kind
-            assert isinstance(stage.submod, Transformer)
-            known = None if shared is None else shared.like(base, needed)
-            repeats.append(
-                StageRepeats(
-                    stage=stage,
-                    part=stage.submod,
-                    ledger=ledger,
-                    collectives=collectives,
-                    owners=owners,
-                    count=count,
-                    run=frozenset({0} if known else {*range(first), count - 1, *cases.values()}),
-                    last_kind="W" if splits else "B",
-                    known=known,
-                    base=base,
-                )
+    for stage in _stages(pipeline, count):
+        # The first stage has no input to compute gradients of.
+        kinds: list[tuple[Kind, int]] = [
+            (action.kind, action.microbatch)
+            for action in actions
+            if action.stage == stage.stage_index and (action.kind != "I" or not stage.is_first)
+        ]
+        cases: dict[Case, int] = {}
+        needed: set[Case] = set()  # if the last one is not run either
+        before: Kind | None = None
+        for kind, number in kinds:
+            if number > 0:
+                needed.add((kind, before))
+            if 0 < number < count - 1:
+                cases.setdefault((kind, before), number)
+            before = kind
+        known = None if shared is None else shared.like(base, needed)
+        repeats.append(
+            StageRepeats(
+                stage=stage,
+                ledger=ledger,
+                collectives=collectives,
+                owners=owners,
+                count=count,
+                run=frozenset({0} if known else {*range(ENOUGH - 1), count - 1, *cases.values()}),
+                last_kind="W" if splits else "B",
+                known=known,
+                base=base,
             )
-            repeats[-1].attach()
+        )
+        repeats[-1].attach()
     return repeats
 
 
-@define(kw_only=True, eq=False)
-class StageRepeats:
-    """Interception between a torch schedule and one of its stages.
+def attach_skips(pipeline: PipelineSchedule, count: int) -> None:
+    """Limit the schedule of `count` microbatches to the first and the last one, in the step that begins now. Between
+    them the stages exchange what the schedule says, and compute nothing."""
+    for stage in _stages(pipeline, count):
+        StageSkips(stage=stage, run=frozenset({0, count - 1})).attach()
 
-    run: the microbatches to run, of `count`. last_kind: the kind that ends a microbatch. known: findings of a rank with
-    an equal stage, if any.
-    """
+
+def _stages(pipeline: PipelineSchedule, count: int) -> Iterator[PipelineStage]:
+    for schedule in pipeline.schedules_of(count):
+        yield from [schedule._stage] if hasattr(schedule, "_stage") else schedule._stages
+
+
+@define(kw_only=True, eq=False)
+class StageRuns:
+    """Interception between a torch schedule and one of its stages. run: the microbatches to run."""
 
     stage: PipelineStage
-    part: Transformer
-    ledger: Ledger
-    collectives: CollectiveRecorder
-    owners: MemoryOwners
-    count: int
     run: frozenset[int]
-    last_kind: Kind
-    known: KnownStage | None
-    base: dict[int, int]
     _now: tuple[Kind, int] = ("F", 0)
-    _before: Kind | None = None
-    _first: dict[Kind, Computation] = field(factory=dict)
-    _cases: dict[Case, tuple[TracedMicrobatch, Computation]] = field(factory=dict)
-    _microbatches: dict[int, TracedMicrobatch] = field(factory=dict)
-    _last_is_alike: bool = True
-
-    def __attrs_post_init__(self) -> None:
-        if self.known is not None:
-            self._cases = dict(self.known.cases)
 
     def attach(self) -> None:
         """Replace the stage's methods."""
@@ -199,6 +197,89 @@ class StageRepeats:
             setattr(stage, name, partial(self._numbered, getattr(stage, name), kind))
         stage.forward_maybe_with_nosync = partial(self._forward, stage.forward_maybe_with_nosync)
         stage.backward_maybe_with_nosync = partial(self._backward, stage.backward_maybe_with_nosync)
+
+    def _numbered(self, call: Callable[..., Any], kind: Kind, number: int, *args: Any, **kwargs: Any) -> Any:
+        """Note the current microbatch and kind of computation."""
+        self._now = ("I" if kwargs.get("full_backward") is False else kind), number
+        return call(number, *args, **kwargs)
+
+    def _forward(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        batch = self._part.inbox[0]
+        if self._now[1] in self.run:
+            return self._run(partial(call, *args, **kwargs), lambda out: (out,), batch)
+        (out,) = self._repeat(self._part.inbox.popleft())
+        return out
+
+    def _backward(self, call: Callable[..., Any], kind: str, given: dict[str, Any], **kwargs: Any) -> Any:
+        if self._now[1] in self.run:
+            return self._run(partial(call, kind, given, **kwargs), self._gradients)
+        gradients = self._repeat()
+        if kind == "input":  # where torch leaves them
+            for tensor, gradient in zip(given["input_values"], gradients, strict=True):
+                tensor.grad = gradient
+        return gradients, []
+
+    def _gradients(self, out: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradients that are sent on; a backward for weights sends none."""
+        return () if self._now[0] == "W" else out[0]
+
+    @property
+    def _part(self) -> Transformer:
+        assert isinstance(self.stage.submod, Transformer)
+        return self.stage.submod
+
+    def _run(self, call: Callable[[], Any], results_of: ResultsOf, batch: ModelBatch | None = None) -> Any:
+        raise NotImplementedError
+
+    def _repeat(self, batch: ModelBatch | None = None) -> tuple[Tensor | None, ...]:
+        raise NotImplementedError
+
+
+@define(kw_only=True, eq=False)
+class StageSkips(StageRuns):
+    """Microbatches that are not run return tensors like those of the first one."""
+
+    _first: dict[Kind, tuple[Result | None, ...]] = field(factory=dict)
+    _batch: dict[str, Any] = field(factory=dict)
+
+    def _run(self, call: Callable[[], Any], results_of: ResultsOf, batch: ModelBatch | None = None) -> Any:
+        kind, number = self._now
+        out = call()
+        if number == 0:
+            self._first[kind] = tuple(each if each is None else Result.of(each) for each in results_of(out))
+            if batch is not None:
+                self._batch = left_in(batch)
+        return out
+
+    def _repeat(self, batch: ModelBatch | None = None) -> tuple[Tensor | None, ...]:
+        for attribute, value in self._batch.items() if batch is not None else ():
+            setattr(batch, attribute, value)
+        return tuple(each if each is None else each.made() for each in self._first[self._now[0]])
+
+
+@define(kw_only=True, eq=False)
+class StageRepeats(StageRuns):
+    """Microbatches that are not run are counted like one that was.
+
+    last_kind: the kind that ends a microbatch of `count`. known: findings of a rank with an equal stage, if any.
+    """
+
+    ledger: Ledger
+    collectives: CollectiveRecorder
+    owners: MemoryOwners
+    count: int
+    last_kind: Kind
+    known: KnownStage | None
+    base: dict[int, int]
+    _before: Kind | None = None
+    _first: dict[Kind, Computation] = field(factory=dict)
+    _cases: dict[Case, tuple[TracedMicrobatch, Computation]] = field(factory=dict)
+    _microbatches: dict[int, TracedMicrobatch] = field(factory=dict)
+    _last_is_alike: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        if self.known is not None:
+            self._cases = dict(self.known.cases)
 
     def shared(self) -> KnownStage | None:
         """Return findings for other ranks after the step; None if they would not help."""
@@ -220,41 +301,9 @@ class StageRepeats:
     def _told(self, origin: TracedMicrobatch) -> TracedMicrobatch:
         return TracedMicrobatch(left=origin.left, stays=self._stays(origin))
 
-    # called by the schedule ------------------------------------------------------------------------------------------
-
-    def _numbered(self, call: Callable[..., Any], kind: Kind, number: int, *args: Any, **kwargs: Any) -> Any:
-        """Note the current microbatch and kind of computation."""
-        self._now = ("I" if kwargs.get("full_backward") is False else kind), number
-        return call(number, *args, **kwargs)
-
-    def _forward(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        batch = self.part.inbox[0]
-        if self._now[1] in self.run:
-            return self._run(partial(call, *args, **kwargs), lambda out: (out,), batch)
-        (out,) = self._repeat(self.part.inbox.popleft())
-        return out
-
-    def _backward(self, call: Callable[..., Any], kind: str, given: dict[str, Any], **kwargs: Any) -> Any:
-        if self._now[1] in self.run:
-            return self._run(partial(call, kind, given, **kwargs), self._gradients)
-        gradients = self._repeat()
-        if kind == "input":  # where torch leaves them
-            for tensor, gradient in zip(given["input_values"], gradients, strict=True):
-                tensor.grad = gradient
-        return gradients, []
-
-    def _gradients(self, out: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients that are sent on; a backward for weights sends none."""
-        return () if self._now[0] == "W" else out[0]
-
     # run, or counted -------------------------------------------------------------------------------------------------
 
-    def _run(
-        self,
-        call: Callable[[], Any],
-        results_of: Callable[[Any], tuple[Tensor | None, ...]],
-        batch: ModelBatch | None = None,
-    ) -> Any:
+    def _run(self, call: Callable[[], Any], results_of: ResultsOf, batch: ModelBatch | None = None) -> Any:
         kind, number = self._now
         self.owners.name_gradients()  # before the forward, as the next one would
         begin, newest, sums = self.ledger.now, self.ledger.newest, self.collectives.sums.copy()
@@ -283,7 +332,7 @@ class StageRepeats:
             sums=self.collectives.sums.since(sums),
             ends=None if batch is None else self.owners.last_forward - begin,
             kinds=tuple(began),
-            batch={} if batch is None else {name: getattr(batch, name) for name in LEFT_IN_BATCH},
+            batch={} if batch is None else left_in(batch),
         )
         mine.sent |= {began[result.place] for result in done.results if result is not None}
         self._note(mine, done)
@@ -294,11 +343,10 @@ class StageRepeats:
         number = self.ledger.number_of(tensor)
         if number is None or number not in began:
             raise NotAlike("a tensor that is sent on is not a new one")
-        place, size = began.index(number), tensor.untyped_storage().nbytes()
+        place = began.index(number)
         if sum(name == (False, NEW, place) for name, _ in changes) > 1:
             raise NotAlike("a tensor that is sent on has changed its size")
-        shape, stride, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-        return Result(place, size, shape, stride, offset, tensor.dtype, tensor.requires_grad)
+        return Result.of(tensor, place)
 
     def _note(self, mine: TracedMicrobatch, done: Computation) -> None:
         kind, number = self._now

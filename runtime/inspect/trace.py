@@ -41,7 +41,7 @@ from xtrain.runtime.inspect.observer import (
     joined_pieces,
     own_pieces,
 )
-from xtrain.runtime.inspect.repeats import ENOUGH, NotAlike, Shared, StageRepeats, attach_repeats
+from xtrain.runtime.inspect.repeats import ENOUGH, NotAlike, Shared, StageRepeats, attach_repeats, attach_skips
 from xtrain.runtime.loop.agreement import Agreement
 from xtrain.runtime.loop.alerts import AlertActions
 from xtrain.runtime.loop.commands import Control
@@ -197,22 +197,25 @@ class Program:
         micro = self.rows.whole.positions_BS.shape[0]
         self._resources["feed"] = Feed(loader=loader, collate=collate, micro=micro, steps=1, datasets={})
 
-    def step(self, shared: Shared | None = None, *, repeats: bool = True, compares: bool = True) -> None:
+    def step(self, shared: Shared | None = None, *, repeats: bool = True, calls: bool = False) -> None:
         """Run the nodes of a step as the loop does.
 
-        repeats: skip microbatches of a pipeline that repeat earlier ones; compares: but not all. shared: findings of
-        earlier ranks, to which this rank's are added. Raises NotAlike if microbatches differ.
+        repeats: skip microbatches of a pipeline that repeat earlier ones. calls: skip all but the first and the last,
+        whose calls are those of all. shared: findings of earlier ranks, to which this rank's are added. Raises NotAlike
+        if microbatches differ.
         """
         nodes = [n for n in topological(self.plan) if n.kind == "step" and not left_out(n)]
         if own := next((n for n in nodes if n.op == "step.body"), None):
             raise PlanMismatch(f"its step is {own.args['user']['function']} of your own, which only a run calls")
         step = Step(index=0)
         with self._watching(), _cycles_kept():
-            calls = [(n.id, op_of(n).bind(n, self._resources)()) for n in nodes]
+            bound = [(n.id, op_of(n).bind(n, self._resources)()) for n in nodes]
             self.memory_owners.begin()
             self.collectives.begin()
-            stages = self._repeats(shared, compares) if repeats else []
-            for node, call in calls:
+            if calls and "pipeline" in self._resources:
+                attach_skips(self._resources["pipeline"], self.rows.accumulate)
+            stages = self._repeats(shared) if repeats and not calls else []
+            for node, call in bound:
                 self.collectives.node = node
                 with self._others() if node == OUTLINE else ExitStack():
                     call(step)
@@ -221,14 +224,14 @@ class Program:
             if shared is not None:
                 shared.stages.extend(known_stage for stage in stages if (known_stage := stage.shared()) is not None)
 
-    def _repeats(self, shared: Shared | None, compares: bool) -> list[StageRepeats]:
+    def _repeats(self, shared: Shared | None) -> list[StageRepeats]:
         """Attach repeats if a pipeline has more microbatches than must run."""
         pipeline, count = self._resources.get("pipeline"), self.rows.accumulate
         if pipeline is None or count <= ENOUGH:
             return []
         watching = self._ledger, self.collectives, self.memory_owners
         coordinate = self._resources["rank"].coordinates["pp"]
-        return attach_repeats(pipeline, coordinate, count, watching, shared, compares=compares)
+        return attach_repeats(pipeline, coordinate, count, watching, shared)
 
     def _execute(self, node: Node) -> None:
         for name in {"attention", "pointwise"} & node.args.keys():  # with the kernels of the plan's device
@@ -377,27 +380,19 @@ def trace_rank(plan: Plan, number: int, shared: Shared | None = None) -> Traced:
 
 
 def recorded_calls(plan: Plan, number: int) -> list[IssuedCall]:
-    """Return the collectives that a rank issues in a step, in order; of a microbatch that repeats an earlier one only
-    those between stages.
+    """Return the collectives that a rank issues in a step, in order. Of microbatches between the first and the last one
+    these are the calls between stages.
 
     Raises PlanMismatch if plan and program differ.
     """
-    short, _ = shortened(plan)
-    for repeats in (True, False):
-        try:
-            with _quiet_schedules(), fake_world(plan, number) as rank:
-                program = Program(short, rank)
-                program.set_up()
-                program.collectives.log = []
-                # Traces of plans compare memory and traffic of microbatches; the calls of one of each kind are enough.
-                program.step(repeats=repeats, compares=False)
-                return program.collectives.log
-        except NotAlike:
-            continue
-        except RuntimeError as error:  # torch wraps an error of a forward
-            if not isinstance(error.__cause__, NotAlike):
-                raise
-    raise AssertionError("where nothing is repeated nothing has to be alike")
+    # Traces of plans compare all kinds of microbatches; the calls of two are enough.
+    short, _ = shortened(plan, 2)
+    with _quiet_schedules(), fake_world(plan, number) as rank:
+        program = Program(short, rank)
+        program.set_up()
+        program.collectives.log = []
+        program.step(calls=True)
+        return program.collectives.log
 
 
 @contextmanager
@@ -423,17 +418,17 @@ def _step(plan: Plan, number: int, shared: Shared | None, repeats: bool) -> tupl
 # fewer microbatches --------------------------------------------------------------------------------------------------
 
 
-def shortened(plan: Plan) -> tuple[Plan, int]:
-    """Return the plan with at most ENOUGH microbatches in a step, and the number of omitted ones.
+def shortened(plan: Plan, enough: int = ENOUGH) -> tuple[Plan, int]:
+    """Return the plan with at most `enough` microbatches in a step, and the number of omitted ones.
 
     Without a pipeline, microbatches between the first and the last are all alike. A pipeline's microbatches are handled
     by `repeats`.
     """
     count = plan.node("setup.loader").args["accumulate"]
-    if plan.mesh.size("pp") > 1 or count <= ENOUGH:
+    if plan.mesh.size("pp") > 1 or count <= enough:
         return plan, 0
-    nodes = [evolve(n, args={**n.args, "accumulate": ENOUGH}) if "accumulate" in n.args else n for n in plan.nodes]
-    return evolve(plan, nodes=tuple(nodes)), count - ENOUGH
+    nodes = [evolve(n, args={**n.args, "accumulate": enough}) if "accumulate" in n.args else n for n in plan.nodes]
+    return evolve(plan, nodes=tuple(nodes)), count - enough
 
 
 # one rank of a world -------------------------------------------------------------------------------------------------

@@ -19,11 +19,13 @@ from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec, plan_from_text
 from xtrain.planner.review.small_experiment import small_experiment
 from xtrain.runtime.base import ops
+from xtrain.runtime.base.ops import load_ops
 from xtrain.runtime.inspect import collective_order
 from xtrain.runtime.inspect import prove as proofs
 from xtrain.runtime.inspect.collective_order import issued_alike
 from xtrain.runtime.inspect.prove import prove
 from xtrain.runtime.inspect.rank_jobs import TIMEOUT, RankForks
+from xtrain.runtime.inspect.trace import Program, fake_world, recorded_calls
 
 ROOT = Path(__file__).parents[2]
 # Others need folders that their page makes first, or serve.
@@ -259,6 +261,24 @@ def test_a_call_of_some_ranks_alone_is_found(lab, monkeypatch):
         ops.OPS.clear()
         ops.OPS.update(original)
     assert any("rank 1 issues all_reduce of 3 float32" in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("schedule", [
+    pytest.param(name, marks=() if name == "1f1b" else pytest.mark.matrix) for name in SCHEDULES
+])  # fmt: skip
+def test_skipped_microbatches_have_the_calls_of_those_that_run(lab, schedule):
+    """Messages between stages stay in order, and no call of a microbatch is missing."""
+    load_ops()
+    plan, rank = plan_of(lab.folder, Topology(pp=2, fsdp=2, tp=2, sets=SCHEDULES[schedule])), 4
+    with fake_world(plan, rank) as this:
+        program = Program(plan, this)
+        program.set_up()
+        program.collectives.log = []
+        program.step(repeats=False)
+    whole, skipped = program.collectives.log, recorded_calls(plan, rank)
+    ours, theirs = ([(call.peer, str(call)) for call in calls if call.peer is not None] for calls in (skipped, whole))
+    assert ours == theirs and len(ours) > 3
+    assert set(map(str, skipped)) == set(map(str, whole)) and len(skipped) < len(whole)
 
 
 @pytest.mark.parametrize("small_fails", [False, True])
