@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xtrain.cli.verb import RUN_HELP, Refused, run_named
+from xtrain.plan.llama_cpp import SUFFIX
 from xtrain.text.units import bytes_text, plural, rate_text, seconds_text
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ exit codes: 0 exported, 2 the command line is wrong, 3 no checkpoint, a damaged 
 """
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 LINE_SECONDS = 5.0
-GGUF = ".gguf"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +110,7 @@ def file_size(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain export`. The help lists the exit statuses."""
-    if arguments.to.suffix == GGUF and (arguments.adapter or arguments.quantise or arguments.dtype == "fp8"):
+    if arguments.to.suffix == SUFFIX and (arguments.adapter or arguments.quantise or arguments.dtype == "fp8"):
         raise Refused(2, "xtrain export: a .gguf file is written of a whole model in fp32, fp16 or bf16")
     if arguments.adapter and arguments.quantise:
         raise Refused(2, "xtrain export: --quantise is for a whole model, and --adapter exports none")
@@ -132,7 +132,7 @@ def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, me
     plan = load_plan(directory / "plan.json")
     which = {"checkpoint": arguments.checkpoint, "averaged": arguments.ema, "dtype": arguments.dtype}
     how = {"most": arguments.shard_size, "dequantise": arguments.dequantise, "merges": merges}
-    how |= {"quantise": not merges and arguments.quantise, "gguf": arguments.to.suffix == GGUF}
+    how |= {"quantise": not merges and arguments.quantise, "gguf": arguments.to.suffix == SUFFIX}
     which["task"] = arguments.task
     export = adapter_export_of(plan, directory, **which) if adapter else export_of(plan, directory, **which, **how)
     step = f"step {export.state['step']:,}"
@@ -175,6 +175,6 @@ def print_result(exported: "Exported", seconds: float) -> None:
             f"{worst.name} most:"
         )
         lost = f"of a change of rms {worst.rms:.2g}, {worst.error:.2g} is lost to rounding"
-        where = "" if exported.folder.suffix == GGUF else "; merge.json has all"
+        where = "" if exported.folder.suffix == SUFFIX else "; merge.json has all"
         print(f"  {lost}, and {worst.unchanged:.1%} of its elements are unchanged{where}")
     print(f"exported to {exported.folder}: {what}, read back and compared, {seconds_text(seconds)}")

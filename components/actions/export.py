@@ -1,18 +1,20 @@
-"""`export { to = "…" }`: the model as a transformers folder."""
+"""`export { to = "…" }`: the model as a transformers folder, or as a GGUF file."""
 
 from math import prod
 from typing import Any, ClassVar, Final, Literal
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_SAVE
+from xtrain.dsl.schema.model import FAMILIES
 from xtrain.dsl.schema.setting import at_least, cadence_setting, file_path
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, parameters
 from xtrain.plan.canonical import portable
-from xtrain.plan.exported_config import not_written
+from xtrain.plan.exported_config import ConfigValues, new_config, not_written
 from xtrain.plan.graph import ActionNode, ActionPlace
+from xtrain.plan.llama_cpp import NO_FILE, SUFFIX, computed_otherwise
 from xtrain.plan.resolved import Resolved
 from xtrain.plan.weight_files import LOADED, SIZES
 from xtrain.text.units import bytes_text
@@ -23,7 +25,7 @@ STEP: Final = "{step}"  # in the name of the folder
 @ACTIONS.register()
 @frozen
 class ExportAction(PlannedAction):
-    """`export { to = "…" }`: write the model as a folder that transformers reads."""
+    """`export { to = "…" }`: write the model as a folder that transformers reads, or as a GGUF file."""
 
     kind: ClassVar[str] = "export"
     writes_beside = True
@@ -32,7 +34,7 @@ class ExportAction(PlannedAction):
     lasting = True
 
     to: str = cadence_setting(
-        "folder to write, which must not exist; {step} stands for the step",
+        "folder to write, which must not exist; {step} stands for the step; with the suffix .gguf a file for llama.cpp",
         check=file_path,
         example='"models/step-{step}"',
     )
@@ -75,12 +77,18 @@ class ExportAction(PlannedAction):
             written = (
                 f"as {resolved.formats.params}, {bytes_text(weight_bytes(resolved.inventory, resolved.formats.params))}"
             )
-        to = portable(self.to)
-        does = f"write the {weights} to {to} for transformers, {written}; existing files are not overwritten"
+        to, reader = portable(self.to), "llama.cpp" if self._gguf else "transformers"
+        does = f"write the {weights} to {to} for {reader}, {written}; existing files are not overwritten"
         args: dict[str, Any] = {"to": to, "dtype": dtype, "most": int(self.shard_size.value)}
+        if self._gguf:
+            args["gguf"] = True
         if self.dequantise:
             args["dequantise"] = True
         return ActionNode("tick.export", args, does)
+
+    @property
+    def _gguf(self) -> bool:
+        return self.to.endswith(SUFFIX)
 
     def _adapter_node(self, resolved: Resolved, dtype: str | None) -> ActionNode:
         weights = "averaged adapter" if resolved.spec.ema is not None and resolved.spec.ema.publish else "adapter"
@@ -97,6 +105,8 @@ class ExportAction(PlannedAction):
         if self.adapter:
             own = "an adapter is written by itself"
             return {"shard_size": (f"{own}, into one file", "remove it"), "dequantise": (own, "remove it")}
+        if self._gguf:
+            return {"shard_size": ("a GGUF file is not divided", "remove it")}
         if self.dequantise and not spec.precision.base.stores:
             return {"dequantise": ("no matrix is quantized", "remove it")}
         if self.task is not None and not self.adapter:
@@ -114,6 +124,8 @@ class ExportAction(PlannedAction):
         base, problem = spec.precision.base, _adapter_problem(arch) if self.adapter else not_written(arch)
         if problem is not None:
             return {"": ("X525", *problem)}
+        if self._gguf and (unfit := self._unfit(arch, spec)) is not None:
+            return {"to": ("X525", *unfit)}
         if base.stores and not self.dequantise and not self.adapter:
             message = f"matrices are stored as {base.words()}, and transformers reads no such folder"
             return {"": ("X525", message, "write `dequantise = true` to export dequantized values")}
@@ -121,6 +133,15 @@ class ExportAction(PlannedAction):
             return {}
         hint = f'to = "{self.to.rstrip("/")}-{STEP}"'
         return {"to": ("X304", f"every export would be written to {self.to}, and the second finds it there", hint)}
+
+    def _unfit(self, arch: Architecture, spec: Spec) -> tuple[str, str] | None:
+        """Return the reason and the remedy if no GGUF file is written."""
+        if self.adapter or self.dtype == "fp64":
+            return "a GGUF file holds a whole model in fp32, fp16 or bf16", f"name a folder, without `{SUFFIX}`"
+        config = new_config(arch, ConfigValues(format="fp32", context=spec.batch.sequence, begin=0, end=0))
+        known = FAMILIES[arch.family].config if arch.family in FAMILIES else None
+        reason = computed_otherwise(config, None if known is None else known.llama_cpp)
+        return None if reason is None else (f"{NO_FILE}: {reason}", f"name a folder, without `{SUFFIX}`")
 
 
 def _adapter_problem(arch: Architecture) -> tuple[str, str] | None:

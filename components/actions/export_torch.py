@@ -45,15 +45,23 @@ def export(
     dequantise: bool = False,
     adapter: bool = False,
     task: str | None = None,
+    gguf: bool = False,
     beat: HeartbeatWriter | None = None,
 ) -> StepCall:
     """Export the current weights, or the averaged ones with `ema { publish }` once they exist. adapter: export only the
-    adapter, for PEFT. task: export this task's adapter.
+    adapter, for PEFT. task: export this task's adapter. gguf: write one file for llama.cpp.
 
     A failed export is a warning: training continues, and a checkpoint can be exported later.
     """
     collective = CollectiveErrors.of(rank)
     shards = records.directory / SHARDS
+
+    if gguf:  # what the plan cannot know is refused before the first step
+        whole = Export(
+            plan=plan, run=records.directory, base=Path.cwd(), tensors=shards, prefix="", weights="trained", state={},
+            dtype=dtype, most=most, gguf=True,
+        )  # fmt: skip
+        whole.check_tokens()
 
     def run(step: Step) -> None:
         begin, number = time.perf_counter(), begun.state.progress.step
@@ -67,7 +75,7 @@ def export(
 
         def convert() -> Exported:
             records.writer.settle(EVENT_SECONDS)  # the model card reads the loss from the metrics file
-            make = partial(Export, most=most, dequantise=dequantise)
+            make = partial(Export, most=most, dequantise=dequantise, gguf=gguf)
             if adapter:
                 make = partial(AdapterExport, names=stored_names(plan, task))
             export = make(

@@ -237,7 +237,7 @@ class StageRuns:
 
 @define(kw_only=True, eq=False)
 class StageSkips(StageRuns):
-    """Microbatches that are not run return tensors like those of the first one."""
+    """Microbatches that are not run return tensors like the first one."""
 
     _first: dict[Kind, tuple[Result | None, ...]] = field(factory=dict)
     _batch: dict[str, Any] = field(factory=dict)

@@ -201,8 +201,9 @@ class Program:
         """Run the nodes of a step as the loop does.
 
         repeats: skip microbatches of a pipeline that repeat earlier ones. calls: skip all but the first and the last,
-        whose calls are those of all. shared: findings of earlier ranks, to which this rank's are added. Raises NotAlike
-        if microbatches differ.
+        which issue all kinds of calls. shared: findings of earlier ranks, to which this rank's are added.
+
+        Raises NotAlike if microbatches differ.
         """
         nodes = [n for n in topological(self.plan) if n.kind == "step" and not left_out(n)]
         if own := next((n for n in nodes if n.op == "step.body"), None):

@@ -149,6 +149,13 @@ class Export(WeightsExport):
             self.plan, dequantise=self.dequantise, merges=merges, quantise=self.quantise, fp8=self.dtype == FP8
         )
 
+    def check_tokens(self) -> None:
+        """Raise ExportFailed or EnvironmentFault if this machine writes no GGUF file with the run's tokenizer."""
+        from xtrain.runtime.store.gguf_file import TOKENIZER, check_tokens
+
+        *_, contents = self._tokenizer()
+        check_tokens(json.loads(contents.get(TOKENIZER, b"{}")))
+
     def _write(self, to: Path, report: Report) -> Exported:
         if not self.gguf:
             return self._write_folder(to, report)
@@ -159,7 +166,11 @@ class Export(WeightsExport):
             durable.clear(folder)
         try:
             exported = self._write_folder(folder, report)
-            formats, tensors = write_gguf(folder, to, self._llama_cpp)
+
+            def told(done: int, total: int) -> None:
+                report("writing", done, total, 1, 1)
+
+            formats, tensors = write_gguf(folder, to, self._llama_cpp, told)
         finally:
             if folder.is_dir():
                 durable.clear(folder)

@@ -16,6 +16,7 @@ from attrs import frozen
 
 from xtrain.dsl.schema.model_config import LlamaCpp
 from xtrain.plan.hardware import is_installed
+from xtrain.plan.llama_cpp import NO_FILE, computed_otherwise, experts_of, rope_of
 from xtrain.plan.weight_files import CONFIG, LOADED, StoredTensor, WeightFiles, read_weight_files
 from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import EnvironmentFault, ExportFailed
@@ -33,8 +34,6 @@ SPLITS: Final = {
 }
 # llama.cpp needs a merge: no byte is written as this sign.
 NO_MERGE: Final = "\u0200 \u0200"
-# Settings of YaRN that llama.cpp computes with, whatever the model.
-YARN: Final = {"beta_fast": 32, "beta_slow": 1, "truncate": True}
 EXPERT: Final = ".mlp.experts."
 
 
@@ -45,50 +44,32 @@ def check_form(config: dict[str, Any], tokenizer: dict[str, Any], form: LlamaCpp
     Raises ExportFailed (X525) if llama.cpp would compute another model or other tokens, and EnvironmentFault (X715)
     without the package.
     """
-    if not is_installed("gguf"):
-        message = "a GGUF file needs the package gguf, which is not installed here; install it with"
-        raise EnvironmentFault("X715", f"{message} `pip install '{PACKAGE}'`, or export a folder")
-    if form is None:
-        raise _no_form(f"llama.cpp's form of {config['architectures'][0]} is unknown here")
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise _no_form(f"llama.cpp computes {form.name} without the sliding window of {config['sliding_window']:,}")
-    rope = rope_of(config)
-    if (kind := rope["rope_type"]) not in ("default", "linear", "llama3", "yarn"):
-        raise _no_form(f"RoPE of kind {kind} has no place in it")
-    yarn = YARN | {"attention_factor": 1 + 0.1 * math.log(rope["factor"])} if kind == "yarn" else {}
-    for name, value in yarn.items():
-        if (own := rope.get(name)) is not None and not math.isclose(own, value):
-            raise _no_form(f"RoPE with {name} {rope[name]} has no place in it")
-    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        raise _no_form("its layers with experts and without are mixed")
-    if experts_of(config) and not config.get("norm_topk_prob"):
-        raise _no_form("llama.cpp divides the weights of a token's experts by their sum, and `norm_topk_prob` is false")
-    if config.get("attention_bias") and not form.biases:
-        raise _no_form(f"llama.cpp computes attention of {form.name} without biases")
-    _split(tokenizer)
+    check_tokens(tokenizer)
+    if (reason := computed_otherwise(config, form)) is not None:
+        raise _no_form(reason)
+    assert form is not None
     return form
 
 
+def check_tokens(tokenizer: dict[str, Any]) -> None:
+    """Raise ExportFailed (X525) if llama.cpp would read other tokens, and EnvironmentFault (X715) without the package.
+    tokenizer: content of tokenizer.json."""
+    if not is_installed("gguf"):
+        message = "a GGUF file needs the package gguf, which is not installed here; install it with"
+        raise EnvironmentFault("X715", f"{message} `pip install '{PACKAGE}'`, or export a folder")
+    _split(tokenizer)
+
+
 def _no_form(reason: str) -> ExportFailed:
-    return ExportFailed(f"no GGUF file is written of this model: {reason}; export a folder instead", "X525")
+    return ExportFailed(f"{NO_FILE}: {reason}; export a folder instead", "X525")
 
 
-def rope_of(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of RoPE by their names in transformers 5."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    rope.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
-    rope["rope_type"] = rope.get("rope_type", rope.get("type", "default"))
-    return rope
-
-
-def experts_of(config: dict[str, Any]) -> int:
-    """Return the number of experts of a layer."""
-    return config.get("num_experts") or config.get("num_local_experts") or 0
-
-
-def write_gguf(folder: Path, to: Path, form: LlamaCpp | None) -> tuple[dict[str, int], int]:
+def write_gguf(
+    folder: Path, to: Path, form: LlamaCpp | None, report: Callable[[int, int], None]
+) -> tuple[dict[str, int], int]:
     """Write the folder as the file `to`, and read it back. Return the bytes of tensors by number format, and the number
-    of tensors. form: as for `check_form`. One matrix is in memory at a time, or all experts of a layer for one product.
+    of tensors. form: as for `check_form`. report: called with the bytes written so far and in all. One
+    matrix is in memory at a time, or all experts of a layer for one product.
 
     Raises ExportFailed, also for a tokenizer that llama.cpp has no name for, and OSError.
     """
@@ -113,13 +94,16 @@ def write_gguf(folder: Path, to: Path, form: LlamaCpp | None) -> tuple[dict[str,
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         sums, formats = {}, dict.fromkeys((tensor.format for tensor in tensors), 0)
+        total = sum(math.prod(tensor.shape) * ITEM[tensor.format].itemsize for tensor in tensors)
         for tensor in tensors:
+            report(sum(formats.values()), total)
             values = tensor.read()
             sums[tensor.name] = zlib.crc32(values.data)
             formats[tensor.format] += values.nbytes
             writer.write_tensor_data(values)
         writer.close()
         for tensor in gguf.GGUFReader(partial).tensors:
+            report(total, total)
             if sums.pop(tensor.name, None) != zlib.crc32(np.ascontiguousarray(tensor.data).data):
                 raise ExportFailed(f"{tensor.name} in {to} does not match what was written: the disk has changed it")
         if sums:

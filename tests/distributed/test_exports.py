@@ -9,10 +9,14 @@ from forked_ranks import ForkedRanks
 from projects import events
 from reference_models import CONFIGS, make
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Whitespace
 from trials import Laboratory
 
 from xtrain.cli.main import main
 from xtrain.planner.load import plan_from_spec
+from xtrain.runtime.inspect.rank_jobs import RanksFailed
 
 # The rate is so small that no weight changes.
 SPEC = """
@@ -102,3 +106,37 @@ def test_every_layout_exports_what_it_has_read(
     for file in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json"):
         ours, theirs = ((folder / label / each / file).read_bytes() for each in ("end", "command"))
         assert ours == theirs, file
+
+
+TO_LLAMA_CPP = """
+experiment {name} {{ budget = 1 step }}
+model llama {{ dim = 32, layers = 2, heads = 4, kv_heads = 2 }}
+tokenizer {tokenizer}
+dataset lines {{ source = jsonl("data.jsonl") }}
+batch {{ sequence = 64, rows = 2 }}
+optimizer adamw {{ lr = 1e-3 }}
+on finish export {{ to = "ours/m.gguf", dtype = fp16 }}
+"""
+
+
+def test_a_run_writes_a_gguf_file(desk, monkeypatch: pytest.MonkeyPatch):
+    """It is the command's; a tokenizer that llama.cpp does not have ends the run before its first step."""
+    pytest.importorskip("gguf")
+    folder, ranks = desk
+    monkeypatch.chdir(folder)
+    words = Tokenizer(BPE({chr(32 + i): i for i in range(95)}, [], unk_token=" "))
+    words.pre_tokenizer = Whitespace()
+    Path("words").mkdir()
+    words.save("words/tokenizer.json")
+    Path("words/tokenizer_config.json").write_text('{"eos_token": "~"}')
+    plans = []
+    for name, tokenizer in (("bytes", "bytes"), ("words", '"words"')):
+        Path(f"{name}.xtrain").write_text(TO_LLAMA_CPP.format(name=name, tokenizer=tokenizer))
+        plans.append(plan_from_spec(Path(f"{name}.xtrain")).plan)
+    ranks.run(plans[0], folder, name="gguf")
+    assert main(["export", "jobs/gguf", "--to", "theirs/m.gguf", "--dtype", "fp16"]) == 0
+    ours, theirs = (Path(name, "m.gguf").read_bytes() for name in ("ours", "theirs"))
+    assert ours == theirs and len(ours) > 100_000
+    with pytest.raises(RanksFailed, match=r"llama\.cpp has no name for its tokenizer"):
+        ranks.run(plans[1], folder, name="no-gguf")
+    assert not Path("jobs/no-gguf/metrics.jsonl").exists() or not Path("jobs/no-gguf/metrics.jsonl").read_text()

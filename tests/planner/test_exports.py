@@ -17,8 +17,12 @@ def test_its_node_says_what_is_written_and_where(make_plan):
     assert "averaged" not in make_plan(every=ENDS, ema="ema { publish = false }").node("event.finish.export").does
     (own,) = (each for each in plan.timeline.ticks if each.nodes == ("tick.export",))
     assert own.count == 2
+    one = make_plan(every='on finish export { to = "m.gguf", dtype = bf16 }').node("event.finish.export")
+    assert one.args == {"to": "m.gguf", "dtype": "bf16", "most": 5 * 2**30, "gguf": True}
+    assert one.does.startswith("write the weights to m.gguf for llama.cpp, as bf16, ")
 
 
+GGUF = 'on finish export {{ to = "m.gguf"{0} }}'
 MOE = "model qwen3_moe {{ dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 4, router {{ {0} }} }}"
 
 
@@ -30,6 +34,13 @@ MOE = "model qwen3_moe {{ dim = 64, layers = 4, heads = 8, kv_heads = 4, experts
         "`qk_norm` is true, and in a llama of transformers it is false"),
     ("X525", "export", {"every": ENDS, "model": "model llama { dim = 64, layers = 4, heads = 5, head_dim = 8 }"},
         "dim 64 is not divisible by heads 5"),
+    ("X525", '"m.gguf"', {"every": GGUF.format(", dtype = fp64")}, "in fp32, fp16 or bf16; name a folder"),
+    ("X525", '"m.gguf"', {"every": GGUF.format(""), "model": MOE.format("normalise = false")},
+        "by their sum, and `norm_topk_prob` is false; name a folder"),
+    ("X525", '"m.gguf"', {"every": GGUF.format(""), "model": "model seed_oss { dim = 64, layers = 4, heads = 8 }"},
+        "form of SeedOssForCausalLM is unknown"),
+    ("X525", '"m.gguf"', {"every": GGUF.format(", adapter = true"), "adapter": "adapter lora { rank = 2 }"},
+        "a GGUF file holds a whole model"),
 ])  # fmt: skip
 def test_where_it_cannot_stand(compiled, code: str, shown: str, blocks: dict[str, str], said: str):
     (error,) = compiled(**blocks).diagnostics.errors
@@ -42,6 +53,8 @@ def test_what_changes_nothing_of_an_adapter_is_said(compiled):
     warned = compiled(every=every, adapter="adapter lora { rank = 2 }").diagnostics.warnings
     assert [each.code for each in warned] == ["W401", "W401"]
     assert "shard_size has no effect" in warned[0].message and "dequantise has no effect" in warned[1].message
+    (only,) = compiled(every=GGUF.format(", shard_size = 1 GiB")).diagnostics.warnings
+    assert "shard_size has no effect: a GGUF file is not divided" in only.message
 
 
 def test_averages_that_are_exported_are_published(compiled):
