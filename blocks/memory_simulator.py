@@ -213,7 +213,7 @@ def stored(trace: OpTrace, recompute: Recompute) -> list[TracedTensor]:
     return [value for op in trace.ops if op.saved in recompute.saved for value in op.results]
 
 
-@define
+@define(slots=True)  # at once, and without a check of each of many assignments
 class _Gradient:
     """Storage with the gradient of `holders` values."""
 
@@ -221,7 +221,7 @@ class _Gradient:
     holders: int
 
 
-@define
+@define(slots=True)
 class _Simulator:
     """Bytes alive in addition to those at the start, and their peak. buffer: bytes of the last exchange. early: units
     whose parameters are requested early, in forward order. gathered: all units are already gathered. held: bytes of the

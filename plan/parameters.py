@@ -231,9 +231,15 @@ class Patterns:
     def __init__(self, patterns: Iterable[str]) -> None:
         self._order = {pattern: place for place, pattern in enumerate(dict.fromkeys(patterns))}
         self._wild = [pattern for pattern in self._order if not all(map(_PLAIN.fullmatch, pattern.split(".")))]
+        self._of: dict[str, list[str]] = {}
 
     def of(self, name: str) -> list[str]:
         """Return the patterns that match a parameter, in their order."""
+        if name not in self._of:
+            self._of[name] = self._matching(name)
+        return self._of[name]
+
+    def _matching(self, name: str) -> list[str]:
         parts = name.split(".")
         around = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
         plain = [pattern for pattern in around if pattern in self._order]

@@ -135,7 +135,7 @@ PERIODS = st.fractions(1, 12, max_denominator=5)
 SPANS = st.tuples(PERIODS, st.integers(1, 12)).map(lambda p: (p[0], min(floor(p[0]), p[1])))
 
 
-@drawn(150, 3000)
+@drawn(50, 3000)
 @given(st.lists(SPANS, min_size=2, max_size=5), st.none() | st.integers(1, 200))
 def test_those_that_meet_are_found_where_they_meet_first(drawn_spans, steps):
     """Against going through the run step by step."""
@@ -152,7 +152,7 @@ def test_those_that_meet_are_found_where_they_meet_first(drawn_spans, steps):
     assert list(meetings(spans, steps)) == met
 
 
-@drawn(150, 3000)
+@drawn(50, 3000)
 @given(PERIODS, st.integers(1, 13))
 def test_one_that_begins_too_early_again_is_found_where_it_first_does(period, length):
     """Against all its starts, up to where they repeat."""

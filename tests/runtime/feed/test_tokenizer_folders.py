@@ -206,7 +206,7 @@ def test_a_marker_of_a_template_that_is_not_one_token_is_reported(
         assert f"writes {apart}, which tokenizer {folder} splits into several tokens" in warned[0]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(each, marks=pytest.mark.slow) for each in range(15, 40))])
 def test_random_folders_are_those_of_transformers(seed: int, tmp_path: Path):
     files, further = drawn(seed)
     compared(folder_of(tmp_path / "tok", files, **further))
