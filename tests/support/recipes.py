@@ -244,6 +244,7 @@ def small_weights(folder: Path, config: dict[str, Any]) -> None:
     """Write the weights and config.json of a small model of the same type."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    config = config.get("text_config", config)  # of a model with images, the text
     small = {name: SMALL.get(name, value[:4] if name in ("layer_types", "no_rope_layers") else value)
              for name, value in config.items()}  # fmt: skip
     small |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
