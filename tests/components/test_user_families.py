@@ -10,7 +10,8 @@ import pytest
 import torch
 from agreement import hold_against_the_trace
 
-from xtrain.blocks.block import pieces
+from xtrain.blocks.attention import AttentionLayer
+from xtrain.blocks.block import block_of, pieces
 from xtrain.blocks.layer_reader import FUNCTIONAL, METHODS
 from xtrain.blocks.user_layer import is_reserved
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
@@ -503,13 +504,15 @@ def test_all_pieces_are_documented_with_their_options():
 
 BESIDE = body("""mixer = x.Mamba2Layer(name="m", groups=2, heads=4, head_dim=8, state_dim=8, kernel=4, norm="first")
     attention = x.ScaledChain.of(AttentionLayer("attn"), before=2.0, after=0.5)
-    return pre_norm(Sum.of(attention, mixer), SwiGLULayer("mlp"))""")
+    return pre_norm(Sum.of(mixer, attention), SwiGLULayer("mlp"))""")
 
 
 @pytest.mark.parametrize("costs", [False, pytest.param(True, marks=pytest.mark.matrix)])
 def test_a_block_may_have_attention_next_to_a_mixer(plan_of, costs: bool):
     plan = plan_of("own", "parallel { cp 2 { ring = 2, ulysses = 1 } }", parts=HEAD + BESIDE)
     assert plan.node("setup.parallel.cp").args["matches"] == [2 * plan.architecture.layers]
+    block = block_of(plan.architecture.kinds[0])
+    assert block.angles(plan.architecture) == AttentionLayer("attn").angles(plan.architecture)
     if costs:
         hold_against_the_trace(plan)
 
