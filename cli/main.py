@@ -25,14 +25,14 @@ GROUPS = {
     "look before you run": ("plan", "diff", "review", "solve", "prove", "data", "doctor", "approve"),
     "train": ("run", "launch", "sweep", "serve", "find-lr", "coord-check", "replay", "forget"),
     "watch": ("runs", "watch", "report", "control", "seen", "blame", "bisect", "fit-law", "calibrate"),
-    "use what was trained": ("checkpoint", "generate", "export", "merge"),
+    "use what was trained": ("checkpoint", "generate", "export", "merge", "push"),
 }
 # Verb → words of other programs for it.
 OTHERS = {
     "run": "train start resume fit", "runs": "list ls ps status", "check": "validate lint",
     "control": "stop eval evaluate",
     "generate": "sample chat infer inference", "fetch": "download", "fmt": "format", "launch": "submit", "init": "new",
-    "watch": "dashboard", "plan": "show", "diff": "compare", "prove": "certify verify",
+    "watch": "dashboard", "plan": "show", "diff": "compare", "prove": "certify verify", "push": "upload publish",
 }  # fmt: skip
 VERBS: tuple[str, ...] = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 # Verbs that end soon: a plan takes about an eighth less processor time without searches for cyclic garbage. A trace

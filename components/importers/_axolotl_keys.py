@@ -75,7 +75,7 @@ LACKING: Final = {
         "lora_rank_pattern lora_alpha_pattern"
     ),
     "`export --quantise` writes integers, and xtrain prunes no weights": "quantization llmcompressor",
-    "uploads are made by other tools": "hub_model_id hub_* push_dataset_to_hub",
+    "`xtrain push` uploads an exported model": "hub_model_id hub_* push_dataset_to_hub",
     "trackers get the records of the run, its spec and its plan": (
         "hf_mlflow_log_artifacts mlflow_* comet_* swanlab_* trackio_* use_otel_metrics otel_metrics_* wandb_watch "
         "wandb_log_model wandb_run_id"

@@ -53,7 +53,7 @@ WITHOUT_MEANING: Final = {
     ),
 }
 LACKING: Final = {
-    "uploads are made by other tools": "push_to_hub hub_* push_to_hub_*",
+    "`xtrain push` uploads an exported model": "push_to_hub hub_* push_to_hub_*",
     "activations stay on the device": "activation_offloading",
     "only some modules of GaLore and the like": "optim_target_modules",
     "it is a checkpoint of transformers": "resume_from_checkpoint",
