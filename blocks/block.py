@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
 
 import attrs
 
@@ -65,6 +65,14 @@ def pieces() -> Mapping[str, Callable[..., Any]]:
 def is_composable(made_by: Callable[..., Any]) -> bool:
     """Return True if families of a user may call a piece class or composing function."""
     return not isinstance(made_by, type) or bool(getattr(made_by, "composable", False))
+
+
+class AxisRanks(NamedTuple):
+    """Ranks of the axes that cut layers and rows."""
+
+    tp: int
+    ring: int
+    ulysses: int
 
 
 class BlockPiece:
@@ -121,12 +129,12 @@ class BlockPiece:
         """Return name → shape of the tensors in a checkpoint that are not parameters."""
         return {name: shape for layer in self.layers() for name, shape in layer.buffers(arch).items()}
 
-    def shared(self, arch: Architecture, rows: int, sequence: int, width: int) -> int:
+    def shared(self, arch: Architecture, rows: int, sequence: int, formats: tuple[int, int], ways: AxisRanks) -> int:
         """Return the bytes of tensors, without the angles, that all layers of the model use together.
 
-        rows, sequence: the rows of a microbatch and their positions. width: bytes of a number in the compute
-        format."""
-        return sum(layer.shared(arch, rows, sequence, width) for layer in self.layers())
+        rows, sequence: the rows of a microbatch and their positions. formats: bytes of a number in the compute format,
+        and in exact sums."""
+        return max((layer.shared(arch, rows, sequence, formats, ways) for layer in self.layers()), default=0)
 
     def angles(self, arch: Architecture) -> RotaryAngles | None:
         """Return the RoPE angles of the attention layer; None without RoPE."""
@@ -203,7 +211,7 @@ class Layer(BlockPiece):
     def buffers(self, arch: Architecture) -> dict[str, list[int]]:
         return {}
 
-    def shared(self, arch: Architecture, rows: int, sequence: int, width: int) -> int:
+    def shared(self, arch: Architecture, rows: int, sequence: int, formats: tuple[int, int], ways: AxisRanks) -> int:
         return 0
 
     def angles(self, arch: Architecture) -> RotaryAngles | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from attrs import evolve, field
 
 from xtrain.blocks.attention import AttentionLayer, trace_kernel
-from xtrain.blocks.block import Layer, later
+from xtrain.blocks.block import AxisRanks, Layer, later
 from xtrain.blocks.feed_forward import Gate, join_pieces, own_piece, to_experts, trace_experts, weigh
 from xtrain.blocks.op_trace import ATTENTION, INDEX, TP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.model import Model
@@ -99,8 +99,8 @@ class CodeLayer(Layer):
         seen = positions if own["window"] is None else min(positions, own["window"])
         return 2 * own["kv_heads"] // parts * own["head_dim"] * seen
 
-    def shared(self, arch: Architecture, rows: int, sequence: int, width: int) -> int:
-        format, times = TRACES[width]
+    def shared(self, arch: Architecture, rows: int, sequence: int, formats: tuple[int, int], ways: AxisRanks) -> int:
+        format, times = TRACES[formats[0]]
         return code_size(arch.own["code"]["shared"][format], rows, sequence, times)
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:

@@ -7,8 +7,8 @@ positions at a time, and the backward keeps the inputs and computes the rest aga
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from xtrain.blocks.block import Layer
-from xtrain.blocks.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
+from xtrain.blocks.block import AxisRanks, Layer
+from xtrain.blocks.op_trace import ALL_TO_ALL, ATTENTION, CP, INDEX, CollectiveCall, TracedTensor
 from xtrain.lazy_attrs import frozen
 from xtrain.plan.architecture import Architecture, BlockParameter, Initial
 
@@ -83,6 +83,23 @@ class RecurrentLayer(Layer):
         spread = self.spread_heads(arch)
         return (arch.heads if spread is None else spread[0]) // (tp * ulysses)
 
+    def _scans(self, arch: Architecture, rows: int, sequence: int, formats: tuple[int, int], ways: AxisRanks) -> bool:
+        """Return True if a ring passes states of rows that are one document each. formats: bytes of a number of
+        projections, and of a state."""
+        heads = self.ring_heads(arch, ways.tp, ways.ulysses)
+        return ways.ring > 1 and rows <= self.most_documents(ways.ring, heads, rows * sequence, *formats)
+
+    def _chunks(self, sequence: int, ring: int) -> int:
+        """Return the chunks of a piece of a row, with the positions before it."""
+        return -(-(sequence // (2 * ring) + self.kernel - 1) // CHUNK)
+
+    def shared(self, arch: Architecture, rows: int, sequence: int, formats: tuple[int, int], ways: AxisRanks) -> int:
+        """Return the bytes of the indices of a ring's pieces (`runtime/nn/state_scan.py`)."""
+        if not self._scans(arch, rows, sequence, formats, ways):
+            return 0
+        in_chunks = 2 * rows * self._chunks(sequence, ways.ring) * CHUNK
+        return INDEX * (rows * sequence // ways.ring + 3 * 2 * rows * (self.kernel - 1)) + 5 * in_chunks
+
     @property
     def channels(self) -> int:
         return sum(width for _, width, _ in self.convolved())
@@ -142,9 +159,8 @@ class RecurrentLayer(Layer):
         """Record the convolution and the recurrence. makes: bytes of the outputs. parts: projections. names: parameters
         inside."""
         ops, local, axes = on.ops, on.local, on.axes
-        heads = self.ring_heads(on.resolved.architecture, on.resolved.size("tp"), axes.ulysses)
-        most = self.most_documents(axes.ring, heads, local.rows * local.sequence, local.width, local.exact)
-        scans = axes.ring > 1 and local.rows <= most  # each row is one document
+        arch, ways = on.resolved.architecture, AxisRanks(on.resolved.size("tp"), axes.ring, axes.ulysses)
+        scans = self._scans(arch, local.rows, local.sequence, (local.width, local.exact), ways)
         axes_of = {"ulysses": axes.ulysses, "ring": 1 if scans else axes.ring}
         groups = [axis for axis, ranks in axes_of.items() if ranks > 1]
         if groups:
@@ -154,15 +170,11 @@ class RecurrentLayer(Layer):
             parts = (joined,)
         names = [f"{self.name}.{each}" for each in names]
         numbers, cast = makes // local.width, local.exact != local.width
-        chunks, before, flops = (
-            -(-local.sequence // CHUNK),
-            self.kernel - 1,
-            self.position_flops(on.resolved.architecture),
-        )
+        chunks, before, flops = -(-local.sequence // CHUNK), self.kernel - 1, self.position_flops(arch)
         sent: dict[str, Any] = {}
         of_pieces = 0
         if scans:
-            pieces, share = 2 * local.rows, on.resolved.size("tp") * axes.ulysses
+            pieces, share = 2 * local.rows, ways.tp * ways.ulysses
             halo = pieces * before * self.channels // share * local.width
             of_pieces = pieces * (self.maps() + self.state()) // share * local.exact
             if halo:
@@ -173,7 +185,7 @@ class RecurrentLayer(Layer):
                 parts = (*parts, taken)
             call = CollectiveCall("ring", "all_gather", CP, of_pieces * axes.ring)
             sent = {"extra": (of_pieces,), "calls": (call,), "back_calls": (call,)}
-            chunks = pieces * -(-(local.sequence // (2 * axes.ring) + before) // CHUNK)
+            chunks = pieces * self._chunks(local.sequence, axes.ring)
             numbers = numbers * chunks * CHUNK // (local.rows * local.sequence // axes.ring)
         scratch = self.scratch(numbers, local.exact, chunks, cast=cast)
         if scans:

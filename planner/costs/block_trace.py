@@ -2,7 +2,7 @@
 
 from attrs import evolve
 
-from xtrain.blocks.block import BlockPiece, block_of
+from xtrain.blocks.block import AxisRanks, BlockPiece, block_of
 from xtrain.blocks.frozen import without_frozen
 from xtrain.blocks.op_trace import (
     CP,
@@ -33,7 +33,7 @@ def local_of(resolved: Resolved) -> Local:
     kv_heads = arch.kv_heads // tp
     device = "cpu" if device_kind(spec) == "cpu" else "cuda"
     compute = resolved.formats.compute
-    exact = max(BYTES[compute], BYTES["fp32"])
+    exact, ways = max(BYTES[compute], BYTES["fp32"]), AxisRanks(tp, resolved.size("ring"), ulysses)
     sheet = spec.cluster.data_sheet()
     return Local(
         rows=batch.micro,
@@ -58,7 +58,10 @@ def local_of(resolved: Resolved) -> Local:
         and sheet.capability in GROUPED
         and not any(each % 8 for each in expert_widths(arch))
         and not isinstance(arch.adapter, TaskAdapters),  # experts are then computed one after the other
-        shared=block_of(arch.kinds[0]).shared(arch, batch.micro, batch.sequence, BYTES[compute]),
+        shared=max(
+            block_of(kind).shared(arch, batch.micro, batch.sequence, (BYTES[compute], exact), ways)
+            for kind in arch.kinds
+        ),
         token_keys=INDEX * tokens if arch.adapter is not None and arch.adapter.drops else 0,
     )
 

@@ -48,6 +48,7 @@ from xtrain.runtime.loop.commands import Control
 from xtrain.runtime.loop.node_calls import topological
 from xtrain.runtime.nn.batch import Step
 from xtrain.runtime.nn.pipeline import PipelineSchedule
+from xtrain.runtime.nn.state_scan import pieces_of
 from xtrain.runtime.nn.transformer import ModelParts, Transformer
 from xtrain.runtime.observe.stopping import StopRequests
 from xtrain.runtime.observe.watch import Poller
@@ -457,3 +458,4 @@ def fake_world(plan: Plan, rank: int) -> Iterator[Rank]:
         dist.destroy_process_group()
         # DTensor's cache refers to groups that are gone, by names that the next world reuses.
         _clear_sharding_prop_cache()
+        pieces_of.cache_clear()  # tensors that another trace would not count

@@ -382,8 +382,10 @@ def test_biases_cost_what_their_plan_says(layout: str, tmp_path: Path, monkeypat
     hold_against_the_trace(plan_of(tmp_path, "llama", LAYOUTS[layout], **biased("llama")))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", [name for name in FAMILIES if odd(name)])
+@pytest.mark.parametrize(("name", "layout"), [
+    (name, layout) for name in FAMILIES if odd(name) for layout in LAYOUTS
+    if "ring" not in layout or name not in INDEXED
+])  # fmt: skip
 @pytest.mark.matrix
 def test_what_is_odd_costs_what_its_plan_says(name: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
