@@ -110,8 +110,6 @@ def file_size(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain export`. The help lists the exit statuses."""
-    if arguments.to.suffix == SUFFIX and (arguments.adapter or arguments.quantise or arguments.dtype == "fp8"):
-        raise Refused(2, "xtrain export: a .gguf file is written of a whole model in fp32, fp16 or bf16")
     if arguments.adapter and arguments.quantise:
         raise Refused(2, "xtrain export: --quantise is for a whole model, and --adapter exports none")
     if arguments.adapter and arguments.dtype == "fp8":
@@ -122,6 +120,9 @@ def run(arguments: argparse.Namespace) -> int:
 def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, merges: bool = False) -> int:
     """Write the requested folder; return the exit status. adapter: export only the adapter. merges: merge the adapter
     into the model."""
+    gguf, quantise = arguments.to.suffix == SUFFIX, not merges and arguments.quantise
+    if gguf and (adapter or quantise or arguments.dtype in ("fp8", "fp64")):
+        raise Refused(2, f"xtrain {verb}: a .gguf file is written of a whole model in fp32, fp16 or bf16")
     directory = run_named(arguments.run_directory)
     from xtrain.plan.serialise import load_plan
     from xtrain.runtime.store.adapter_export import adapter_export_of, check_sound, export_of
@@ -132,7 +133,7 @@ def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, me
     plan = load_plan(directory / "plan.json")
     which = {"checkpoint": arguments.checkpoint, "averaged": arguments.ema, "dtype": arguments.dtype}
     how = {"most": arguments.shard_size, "dequantise": arguments.dequantise, "merges": merges}
-    how |= {"quantise": not merges and arguments.quantise, "gguf": arguments.to.suffix == SUFFIX}
+    how |= {"quantise": quantise, "gguf": gguf}
     which["task"] = arguments.task
     export = adapter_export_of(plan, directory, **which) if adapter else export_of(plan, directory, **which, **how)
     step = f"step {export.state['step']:,}"

@@ -2,16 +2,12 @@
 
 import argparse
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from xtrain.cli.verb import Refused
 from xtrain.plan.llama_cpp import SUFFIX
 from xtrain.text.units import bytes_text, plural
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
 
 HELP = "upload an exported model to the hub"
 DESCRIPTION = (
@@ -43,24 +39,29 @@ def run(arguments: argparse.Namespace) -> int:
         raise Refused(2, f"xtrain push: {repo!r} is not a repository: write organisation/name")
     files = _files(path)
     try:
-        from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+        from huggingface_hub import CommitOperationAdd, HfApi
+        from huggingface_hub.errors import LocalTokenNotFoundError
     except ImportError:
         raise Refused(3, "xtrain push needs huggingface_hub: pip install 'xtrain[hub]'") from None
+    api, state = HfApi(), "was not uploaded"
     try:
-        place, seen_by = _upload(HfApi(), files, repo, public=arguments.public)
-    except Refused:
-        raise
+        place = api.create_repo(repo, private=not arguments.public, exist_ok=True)
+        adds = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in files.items()]
+        commit = api.create_commit(repo, adds, commit_message="Upload a model that xtrain has exported").oid
+        state = f"has the files in commit {commit[:12]}, and they were not compared"
+        there = {each.path: each for each in api.get_paths_info(repo, list(files), revision=commit)}
+        wrong = [name for name, file in files.items() if name not in there or not _is_same(file, there[name])]
+        seen_by = "private" if api.model_info(repo).private else "public"
     except KeyboardInterrupt:
-        raise Refused(130, f"\nxtrain push: {repo} was interrupted; the same command continues") from None
-    except LocalTokenNotFoundError:
-        raise Refused(3, f"xtrain push: {repo} was not uploaded: log in with `hf auth login`") from None
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        login = "; log in with `hf auth login` and a token that may write" if status in (401, 403) else ""
-        raise Refused(3, f"xtrain push: {repo} was not uploaded: {_line(error)}{login}") from None
-    except Exception as error:  # of the client of HTTP, which differs by version of huggingface_hub
-        raise Refused(3, f"xtrain push: {repo} was not uploaded: {_line(error)}") from None
+        raise Refused(130, f"\nxtrain push: {repo} {state}: interrupted; run the same command again") from None
+    except Exception as error:  # also of the client of HTTP, which differs by version of huggingface_hub
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        unknown = status in (401, 403) or isinstance(error, LocalTokenNotFoundError)
+        login = "; log in with `hf auth login` and a token that may write" if unknown else ""
+        line = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise Refused(3, f"xtrain push: {repo} {state}: {line}{login}") from None
+    if wrong:
+        raise Refused(3, f"xtrain push: {wrong[0]} of commit {commit[:12]} differs from the file; push it again")
     size = bytes_text(sum(file.stat().st_size for file in files.values()))
     print(f"uploaded {plural(len(files), 'file')}, {size}, to {place}, {seen_by}; digests compared")
     return 0
@@ -78,36 +79,10 @@ def _files(path: Path) -> dict[str, Path]:
     return {place: file for place, file in found.items() if not any(part[0] == "." for part in place.split("/"))}
 
 
-def _upload(api: "HfApi", files: dict[str, Path], repo: str, *, public: bool) -> tuple[str, str]:
-    """Upload files in one commit, and compare them. Return the address of the repository and who sees it.
-
-    Raises Refused if one differs, and errors of huggingface_hub and its client of HTTP.
-    """
-    from huggingface_hub import CommitOperationAdd
-
-    place = api.create_repo(repo, private=not public, exist_ok=True)
-    adds = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in files.items()]
-    commit = api.create_commit(repo, adds, commit_message="Upload a model that xtrain has exported")
-    there = {each.path: each for each in api.get_paths_info(repo, list(files), revision=commit.oid)}
-    if wrong := [name for name, file in files.items() if name not in there or not _is_same(file, there[name])]:
-        raise Refused(3, f"xtrain push: {wrong[0]} of commit {commit.oid[:12]} differs from the file; push it again")
-    return str(place), "private" if api.model_info(repo).private else "public"
-
-
 def _is_same(file: Path, there: Any) -> bool:
     """Return True if a file has the digest that the hub gives: SHA-256 of a large file, else the name of a git blob."""
     stored = getattr(there, "lfs", None)
-    digest = hashlib.sha1(b"blob %d\0" % file.stat().st_size) if stored is None else hashlib.sha256()
-    for part in _parts(file):
-        digest.update(part)
-    return digest.hexdigest() == (there.blob_id if stored is None else stored.sha256)
-
-
-def _parts(file: Path) -> Iterable[bytes]:
+    begin = hashlib.sha1(b"blob %d\0" % file.stat().st_size) if stored is None else hashlib.sha256()
     with file.open("rb") as opened:
-        while part := opened.read(2**24):
-            yield part
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+        digest = hashlib.file_digest(opened, lambda: begin).hexdigest()
+    return digest == (there.blob_id if stored is None else stored.sha256)

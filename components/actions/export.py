@@ -78,6 +78,8 @@ class ExportAction(PlannedAction):
                 f"as {resolved.formats.params}, {bytes_text(weight_bytes(resolved.inventory, resolved.formats.params))}"
             )
         to, reader = portable(self.to), "llama.cpp" if self._gguf else "transformers"
+        if self._gguf:  # which has no fp64
+            written = written.partition(",")[0].replace("fp64", "fp32") + ", vectors and routers as fp32"
         does = f"write the {weights} to {to} for {reader}, {written}; existing files are not overwritten"
         args: dict[str, Any] = {"to": to, "dtype": dtype, "most": int(self.shard_size.value)}
         if self._gguf:
@@ -105,13 +107,12 @@ class ExportAction(PlannedAction):
         if self.adapter:
             own = "an adapter is written by itself"
             return {"shard_size": (f"{own}, into one file", "remove it"), "dequantise": (own, "remove it")}
-        if self._gguf:
-            return {"shard_size": ("a GGUF file is not divided", "remove it")}
+        found = {"shard_size": ("a GGUF file is not divided", "remove it")} if self._gguf else {}
         if self.dequantise and not spec.precision.base.stores:
-            return {"dequantise": ("no matrix is quantized", "remove it")}
-        if self.task is not None and not self.adapter:
-            return {"task": ("the model itself is written", "remove it, or write `adapter = true`")}
-        return {}
+            found["dequantise"] = "no matrix is quantized", "remove it"
+        if self.task is not None:
+            found["task"] = "the model itself is written", "remove it, or write `adapter = true`"
+        return found
 
     def faults(self, event: str, arch: Architecture, spec: Spec) -> dict[str, tuple[str, str, str]]:
         from xtrain.plan.groups import unfit_task

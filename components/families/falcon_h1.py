@@ -13,7 +13,7 @@ from xtrain.components.families._joined import JoinedNames
 from xtrain.components.families._mamba2 import mamba2_layer, mamba2_tensors
 from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.mamba2 import MAMBA_HARMLESS, Mamba2Settings
+from xtrain.dsl.schema.mamba2 import MAMBA_HARMLESS, MAMBA_KEYS, Mamba2Settings
 from xtrain.dsl.schema.model import FAMILIES, ModelEnds, attention_biases, mlp_biases
 from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
@@ -133,11 +133,7 @@ class FalconH1(Mamba2Settings, PlannedModel):
             ConfigKey("norm_eps", "rms_norm_eps", 1e-5),
             ConfigKey("mamba_heads", "mamba_n_heads", 128),
             ConfigKey("mamba_head_dim", "mamba_d_head", computed=_head_dim, writes=_write_widths),
-            ConfigKey("mamba_groups", "mamba_n_groups", 1),
-            ConfigKey("mamba_state", "mamba_d_state", 256),
-            ConfigKey("mamba_kernel", "mamba_d_conv", 4),
-            ConfigKey("mamba_conv_bias", "mamba_conv_bias", default=True),
-            ConfigKey("mamba_bias", "mamba_proj_bias", default=False),
+            *MAMBA_KEYS,
             ConfigKey("mamba_output_bias", "projectors_bias", default=False),
             ConfigKey("mamba_norm", _NORM, computed=_norm, writes=_write_norm),
             ConfigKey("embedding_scale", "embedding_multiplier", 1.0),

@@ -13,7 +13,7 @@ from xtrain.components.families.granite import FACTOR_KEYS, GraniteSettings
 from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.family_parts import FULL
-from xtrain.dsl.schema.mamba2 import MAMBA_HARMLESS, Mamba2Settings
+from xtrain.dsl.schema.mamba2 import MAMBA_HARMLESS, MAMBA_KEYS, Mamba2Settings
 from xtrain.dsl.schema.model import FAMILIES, ExpertTransformer
 from xtrain.dsl.schema.model_config import (
     HARMLESS,
@@ -134,11 +134,7 @@ class GraniteMoeHybrid(GraniteSettings, ExpertTransformer, Mamba2Settings, Plann
                 writes=lambda settings: {_POSITIONS: "rope" if settings["rotary"] else None}),
             ConfigKey("mamba_heads", "mamba_n_heads", 128),
             ConfigKey("mamba_head_dim", "mamba_d_head", computed=_head_dim, writes=_write_widths),
-            ConfigKey("mamba_groups", "mamba_n_groups", 1),
-            ConfigKey("mamba_state", "mamba_d_state", 256),
-            ConfigKey("mamba_kernel", "mamba_d_conv", 4),
-            ConfigKey("mamba_conv_bias", "mamba_conv_bias", default=True),
-            ConfigKey("mamba_bias", "mamba_proj_bias", default=False),
+            *MAMBA_KEYS,
             ConfigKey("experts", "num_local_experts", 8),
             ConfigKey("experts_per_token", "num_experts_per_tok", 2, when=_has_experts),
             ConfigKey("expert_ffn", "intermediate_size", 11008, when=_has_experts),

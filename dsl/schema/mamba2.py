@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from xtrain.dsl.schema.model import TransformerSettings
+from xtrain.dsl.schema.model_config import ConfigKey
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, setting
 from xtrain.lazy_attrs import frozen
 
@@ -12,6 +13,15 @@ MAMBA_HARMLESS: Final = frozenset(
     """chunk_size expand mamba_chunk_size mamba_dt_init_floor mamba_dt_limit mamba_dt_max mamba_expand mamba_proj_bias
     mamba_ssm_cache_dtype rescale_prenorm_residual time_step_floor time_step_limit time_step_max
     use_mamba_kernels""".split()  # noqa: SIM905
+)
+
+# Keys of Granite 4 and Falcon-H1.
+MAMBA_KEYS: Final = (
+    ConfigKey("mamba_groups", "mamba_n_groups", 1),
+    ConfigKey("mamba_state", "mamba_d_state", 256),
+    ConfigKey("mamba_kernel", "mamba_d_conv", 4),
+    ConfigKey("mamba_conv_bias", "mamba_conv_bias", default=True),
+    ConfigKey("mamba_bias", "mamba_proj_bias", default=False),
 )
 
 

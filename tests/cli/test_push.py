@@ -19,7 +19,7 @@ WEIGHTS = bytes(range(256)) * 40
 
 class _Hub(ThreadingHTTPServer):
     """The requests of an upload. large: contents by SHA-256. files: committed contents by place; large ones by digest.
-    spoils: place of a file that the commit changes."""
+    spoils: place of a file that the commit changes. fails: it does not describe files."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Requests)
@@ -27,6 +27,7 @@ class _Hub(ThreadingHTTPServer):
         self.large: dict[str, bytes] = {}
         self.files: dict[str, tuple[bytes, bool]] = {"old.txt": (b"kept", False)}
         self.spoils = ""
+        self.fails = False
 
     @property
     def place(self) -> str:
@@ -98,6 +99,9 @@ class _Requests(BaseHTTPRequestHandler):
             self._answer({"commitUrl": f"{hub.place}/org/name/commit/{COMMIT}", "commitOid": COMMIT})
         else:
             assert path.endswith(f"/paths-info/{COMMIT}"), path
+            if hub.fails:
+                self._answer({}, 500)
+                return
             self._answer([_described(name, *hub.files[name], name == hub.spoils) for name in _paths(given)])
 
 
@@ -154,6 +158,14 @@ def test_another_file_than_was_sent_is_noticed(hub: _Hub, spoilt: str, capsys: p
     hub.spoils = spoilt
     assert main(["push", "tuned", "org/name"]) == 3
     said = f"xtrain push: {spoilt} of commit 89abcdef0123 differs from the file; push it again\n"
+    assert said in capsys.readouterr().err
+
+
+def test_files_that_were_not_compared_are_said(hub: _Hub, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    hub.fails = True
+    assert main(["push", "tuned", "org/name"]) == 3
+    said = "xtrain push: org/name has the files in commit 89abcdef0123, and they were not compared: "
     assert said in capsys.readouterr().err
 
 

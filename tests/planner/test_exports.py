@@ -19,7 +19,9 @@ def test_its_node_says_what_is_written_and_where(make_plan):
     assert own.count == 2
     one = make_plan(every='on finish export { to = "m.gguf", dtype = bf16 }').node("event.finish.export")
     assert one.args == {"to": "m.gguf", "dtype": "bf16", "most": 5 * 2**30, "gguf": True}
-    assert one.does.startswith("write the weights to m.gguf for llama.cpp, as bf16, ")
+    assert one.does.startswith("write the weights to m.gguf for llama.cpp, as bf16, vectors and routers as fp32;")
+    exact = make_plan(every='on finish export { to = "m.gguf" }', precision="precision { params = fp64 }")
+    assert "llama.cpp, as fp32, vectors" in exact.node("event.finish.export").does
 
 
 GGUF = 'on finish export {{ to = "m.gguf"{0} }}'
@@ -53,8 +55,9 @@ def test_what_changes_nothing_of_an_adapter_is_said(compiled):
     warned = compiled(every=every, adapter="adapter lora { rank = 2 }").diagnostics.warnings
     assert [each.code for each in warned] == ["W401", "W401"]
     assert "shard_size has no effect" in warned[0].message and "dequantise has no effect" in warned[1].message
-    (only,) = compiled(every=GGUF.format(", shard_size = 1 GiB")).diagnostics.warnings
-    assert "shard_size has no effect: a GGUF file is not divided" in only.message
+    first, second = compiled(every=GGUF.format(", shard_size = 1 GiB, dequantise = true")).diagnostics.warnings
+    assert "shard_size has no effect: a GGUF file is not divided" in first.message
+    assert "dequantise has no effect: no matrix is quantized" in second.message
 
 
 def test_averages_that_are_exported_are_published(compiled):

@@ -201,6 +201,9 @@ def test_a_merged_adapter_is_in_the_file(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(("verb", "flags", "model", "said"), [
     ("export", (), MIXTRAL, "error[X525]: no GGUF file is written of this model: llama.cpp's form of Mixtral"),
     ("export", ("--dtype", "fp8"), MODELS["tied"], "of a whole model in fp32, fp16 or bf16"),
+    ("export", ("--dtype", "fp64"), MODELS["tied"], "of a whole model in fp32, fp16 or bf16"),
+    ("merge", ("--dtype", "fp64"), MODELS["tied"], "xtrain merge: a .gguf file is written of a whole model in fp32"),
+    ("export", ("--adapter",), MODELS["tied"], "of a whole model in fp32, fp16 or bf16"),
     ("export", ("--quantise",), MODELS["tied"], "of a whole model in fp32, fp16 or bf16"),
 ])  # fmt: skip
 def test_what_no_file_is_written_of(
