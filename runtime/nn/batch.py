@@ -20,10 +20,12 @@ from xtrain.runtime.feed.packing.stored_rows import RawRow
 
 class LayerCache(Protocol):
     """Cache of tensors of earlier positions, for layers. length: capacity in positions of a row. filled: earlier
-    positions; 0 while prompts are computed."""
+    positions; 0 while prompts are computed. one_text: the rows are consecutive positions of one text, which has one
+    state."""
 
     length: int
     filled: int
+    one_text: bool
 
     def extended(self, layer: nn.Module, *new: Tensor, window: int | None = None) -> Sequence[Tensor]:
         """Add tensors of new positions, and return those of all positions that the layer sees."""
@@ -54,6 +56,7 @@ class KeyValueCache:
 
     length: int
     filled: int = 0
+    one_text: bool = field(default=False, init=False)
     seen_B11L: Tensor | None = None
     _tensors: dict[nn.Module, tuple[Tensor, ...]] = field(factory=dict, init=False)
 

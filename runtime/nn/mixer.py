@@ -42,9 +42,9 @@ class OwnMixer(OwnModule):
     def _mixed(self, x_BSD: Tensor, packing: DocumentLayout, cache: LayerCache | None) -> Tensor:
         rows = x_BSD.shape[0]
         if cache is not None and cache.filled:
-            out_BSD, last = self.step(x_BSD, cache.kept(self))
+            out_BSD, last = self.step(x_BSD.transpose(0, 1) if cache.one_text else x_BSD, cache.kept(self))
             cache.keep(self, last)
-            return out_BSD
+            return out_BSD.transpose(0, 1) if cache.one_text else out_BSD
         if packing.single:
             out_BSD, last = self.step(x_BSD, self.beginning(x_BSD, rows))
         else:

@@ -168,7 +168,11 @@ class RecurrentMixer(AttentionModule):
         return out_BSHV.to(inputs[0].dtype)
 
     def _continued(self, how: Recurrence, inputs: Sequence[Tensor], cache: LayerCache) -> Tensor:
-        """Compute one position, and move the state on."""
+        """Compute one position of each row, and move the states on."""
+        if cache.one_text and len(inputs[0]) > 1:
+            moving, weights = inputs[: how.moving], inputs[how.moving :]
+            each = zip(*(part.split(1) for part in moving), strict=True)
+            return torch.cat([self._continued(how, (*own, *weights), cache) for own in each])
         state, *last = cache.kept(self)
         count = how.CONVOLVED
         whole = [torch.cat((before, part), dim=1) for before, part in zip(last, inputs[:count], strict=True)]

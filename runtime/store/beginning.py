@@ -56,6 +56,8 @@ def starting_point(plan: Plan, directory: Path) -> StartingPoint:
     Raises EnvironmentFault if the named checkpoint does not exist, ResumeRefused if the run has checkpoints and none is
     complete.
     """
+    if plan.serves:  # clients load what the server has kept
+        return StartingPoint(entry=None, own=False, anew=False)
     args = plan.node("setup.resume").args
     folder = CheckpointFolder(directory / "checkpoints")
     resume = args["resume"] or is_restart()

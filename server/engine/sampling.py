@@ -1,7 +1,7 @@
 """Generation of texts with exported adapters or the base model (`request.sample`)."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from attrs import define, field
 from torch import Tensor
 
+from xtrain.plan.graph import PAGE
 from xtrain.runtime.base.ops import op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.feed.tokenizers import TextTokenizer
@@ -20,12 +21,12 @@ from xtrain.runtime.nn.parallelize import reshard
 from xtrain.runtime.nn.pipeline import PipelineSchedule, forwarded
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter
-from xtrain.runtime.sampling.text_generator import Prompts, TextGenerator
+from xtrain.runtime.sampling.text_generator import Prompts, TextGenerator, next_batch, prompt_batch
 from xtrain.server.engine.keeping import UNREADABLE, RequestRefused, agree, read_exported
 from xtrain.server.engine.messages import TARGETS, RankMessage, TextRow, microbatch, put_losses
 from xtrain.server.engine.passes import Handle
 from xtrain.server.engine.slots import AdapterSlot, Slots
-from xtrain.server.engine.writing import DrawnRow, SamplePages, WrittenRows
+from xtrain.server.engine.writing import DrawnRow, PagedRows, SamplePages
 
 TURN: Final = 8  # tokens until finished requests are answered and new ones taken
 
@@ -43,11 +44,128 @@ class OpenRequest:
 
 
 @define(eq=False)
+class WrittenRows:
+    """Rows generated together. rows: with pages, for all of their tokens but the newest. waiting: not yet joined.
+    pages: of these rows, and of rows with other weights."""
+
+    author: TextGenerator
+    device: torch.device
+    pages: SamplePages
+    rows: list[DrawnRow] = field(factory=list)
+    waiting: list[DrawnRow] = field(factory=list)
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self.rows or self.waiting)
+
+    def grow(self, most: int) -> Iterator[tuple[Tensor | None, Sequence[DrawnRow]]]:
+        """Yield logits [B, V] of the next token twice: for rows that join, then for all rows; None if the head is on
+        another stage. The caller adds tokens to the rows and removes finished ones in between.
+
+        most: number of rows; one is always allowed. Collective.
+        """
+        self._step_back()
+        if new := self._joining(max(most - len(self.rows), int(not self.rows))):
+            yield self._first(new), new
+        self._make_room()
+        if self.rows:
+            cache = PagedRows(self.pages, self.rows, [row.positions + 1 for row in self.rows], filled=1)
+            positions_B1 = torch.tensor([[row.positions] for row in self.rows], device=self.device)
+            batch = next_batch([row.tokens[-1] for row in self.rows], positions_B1, cache)
+            batch.datasets = tuple(row.place for row in self.rows)
+            yield self.author.logits(batch), list(self.rows)
+
+    def leave(self, refused: Container[str]) -> None:
+        """Remove rows that are done, or whose requests are refused."""
+        self.waiting = [row for row in self.waiting if row.request not in refused]
+        for row in [row for row in self.rows if row.done or row.request in refused]:
+            if row.request not in refused:
+                self.pages.keep(row, row.values["weights"], row.text[: row.positions])
+            self.pages.release(row)
+            self.rows.remove(row)
+
+    def _joining(self, most: int) -> list[DrawnRow]:
+        """Return the waiting rows that join, at most `most`: those that get pages, with a spare page for the next token
+        of each row."""
+        new: list[DrawnRow] = []
+        firsts: dict[str, DrawnRow] = {}
+        for row in self.waiting[:most]:
+            first = None if row.tokens else firsts.setdefault(row.request, row)
+            if first is None or first is row:
+                row.known, row.border = self.pages.begin(row, row.values["weights"], row.text)
+                if not self.pages.take(row, len(row.text), row.known):
+                    break
+            else:
+                self.pages.share(row, first)
+            if not self.pages.spare(len(self.rows) + len(new) + 1) and (self.rows or new):
+                self.pages.release(row)
+                break
+            new.append(row)
+        self.waiting = self.waiting[len(new) :]
+        return sorted(new, key=lambda row: row.place)
+
+    def _first(self, new: Sequence[DrawnRow]) -> Tensor | None:
+        """Compute the texts of new rows, each prompt once; return the logits [B, V] after them."""
+        firsts: dict[object, DrawnRow] = {}
+        for row in new:
+            firsts.setdefault(row if row.tokens else row.request, row)
+        logits = self._begun([row for row in firsts.values() if not row.known])
+        for row in firsts.values():
+            if row.known < len(row.text):
+                logits[row] = self._continued(row)
+            self.pages.keep(row, row.values["weights"], row.text)
+        self.rows = sorted((*self.rows, *new), key=lambda row: row.place)
+        found = [logits[firsts[row if row.tokens else row.request]] for row in new]
+        return None if any(each is None for each in found) else torch.stack(found)  # pyright: ignore[reportArgumentType]
+
+    def _begun(self, rows: Sequence[DrawnRow]) -> dict[DrawnRow, Tensor | None]:
+        """Compute texts from their first positions, up to their borders; return the logits [V] after them."""
+        if not rows:
+            return {}
+        texts = [row.text[: row.border or None] for row in rows]
+        batch = prompt_batch(texts, PagedRows(self.pages, rows, list(map(len, texts)), 0), self.device)
+        batch.datasets = tuple(row.place for row in rows)
+        logits_PV = self.author.logits(batch)
+        for row, text in zip(rows, texts, strict=True):
+            row.known = len(text)
+            if row.border:
+                self.pages.keep(row, row.values["weights"], text, copies=True)
+        return {row: None if logits_PV is None else logits_PV[place] for place, row in enumerate(rows)}
+
+    def _continued(self, row: DrawnRow) -> Tensor | None:
+        """Compute the positions of a text that are not in its pages, some of one page at a time; return the logits [V]
+        after them."""
+        text, logits_SV = row.text, None
+        while row.known < len(text):
+            ends = range(row.known + 1, min((row.known // PAGE + 1) * PAGE, len(text)) + 1)
+            cache = PagedRows(self.pages, [row] * len(ends), ends, filled=row.known, one_text=True)
+            positions_S1 = torch.arange(row.known, ends[-1], device=self.device)[:, None]
+            batch = next_batch(text[row.known : ends[-1]], positions_S1, cache)
+            batch.datasets = (row.place,) * len(ends)
+            logits_SV, row.known = self.author.logits(batch), ends[-1]
+            if row.known == row.border:
+                self.pages.keep(row, row.values["weights"], text[: row.known], copies=True)
+        return None if logits_SV is None else logits_SV[-1]
+
+    def _make_room(self) -> None:
+        """Give every row a page for its next token; the newest rows release theirs if necessary."""
+        for row in list(self.rows):
+            while row in self.pages and not self.pages.reserve(row, row.positions):
+                self.pages.release(self.pages.newest)
+        self._step_back()
+
+    def _step_back(self) -> None:
+        """Move rows without pages back to the waiting rows."""
+        self.waiting = [row for row in self.rows if row not in self.pages] + self.waiting
+        self.rows = [row for row in self.rows if row in self.pages]
+
+
+@define(eq=False)
 class ServedSampler:
     """Generation of texts on all ranks together. most: rows generated at once; further ones wait. counts: of pages, by
-    the window of layers. pages: of all rows, while there are any. open: requests by id. written: the rows generated
-    together: of all adapters, or by weights if the model itself is trained. placed: weights → their slot, least
-    recently placed first; later: requests without a free slot for their weights."""
+    the window of layers. open: requests by id. written: the rows generated together: of all adapters, or by weights if
+    the model itself is trained. placed: weights → their slot, least recently placed first; later: requests without a
+    free slot for their weights."""
 
     model: ModelParts
     rank: Rank
@@ -56,7 +174,6 @@ class ServedSampler:
     author: TextGenerator
     most: int
     counts: dict[int | None, int]
-    pages: SamplePages | None = None
     open: dict[str, OpenRequest] = field(factory=dict)
     written: dict[str | None, WrittenRows] = field(factory=dict)
     placed: dict[str | None, int] = field(factory=dict)
@@ -65,8 +182,8 @@ class ServedSampler:
     def answer(self, message: RankMessage) -> RankMessage:
         """Take the requests of a message, extend all rows by a few tokens, and return the finished ones. values of the
         answer: `done`: ids; `stopped` of their rows; `refused`: reasons by id."""
-        if message.values["first"]:  # discard requests of an earlier engine
-            self.open, self.written, self.later, self.pages = {}, {}, {}, None
+        if message.values["first"] and (self.open or self.later):  # discard requests of an earlier engine
+            self.open, self.written, self.later, self.slots.pages = {}, {}, {}, None
         if not self.slots.replaced:  # training has used the slots since
             self.placed = {}
         refused: dict[str, str] = {}
@@ -75,7 +192,7 @@ class ServedSampler:
         }
         whole = self.slots.adapter is None
         asked, self.later = self.later, {}
-        pages = self.pages = self.pages or SamplePages.with_counts(self.counts)
+        pages = self.slots.pages = self.slots.pages or SamplePages.with_counts(self.counts)
         groups = {values["weights"] if whole else None: None for values, _ in asked.values()}
         for weights in [*self.written, *(group for group in groups if group not in self.written)]:
             own = {id: request for id, request in asked.items() if not whole or request[0]["weights"] == weights}
@@ -88,7 +205,6 @@ class ServedSampler:
             except RequestRefused as error:  # before any of its rows was generated
                 refused |= dict.fromkeys(own, str(error))
         self.written = {weights: rows for weights, rows in self.written.items() if rows.unfinished}
-        self.pages = pages if self.written else None  # frees the memory for training
         done = [id for id, request in self.open.items() if request.done and id not in refused]
         arrays: dict[str, np.ndarray] = {}
         stopped: dict[str, list[bool]] = {}

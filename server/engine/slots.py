@@ -21,6 +21,7 @@ from xtrain.runtime.nn.gradients import copies_of_parameter
 from xtrain.runtime.nn.parallelize import reshard
 from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.nn.weights import fill
+from xtrain.server.engine.writing import SamplePages
 from xtrain.server.engine_interface import AdapterSettings
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -88,8 +89,8 @@ class Slots:
     specs: of a slot's parameters in the whole model, by their names without slots; stages: name → the pipeline
     coordinate that has it. copies: name → number of ranks with the same elements. sampled: by folder, rank and values
     of exported adapters used in sampling. most_sampled: how many of these stay in memory. replaced: this rank's pieces
-    of the trained content of slots that sampling uses. begun: if the model itself is trained, this rank's pieces of its
-    initial weights, in host memory.
+    of the trained content of slots that sampling uses. pages: of samples, until another request needs their memory.
+    begun: if the model itself is trained, this rank's pieces of its initial weights, in host memory.
     """
 
     architecture: Architecture
@@ -106,6 +107,7 @@ class Slots:
     most_sampled: int = MOST_SAMPLED
     begun: dict[str, Tensor] = field(factory=dict)
     replaced: dict[int, dict[str, Tensor]] = field(factory=dict)
+    pages: SamplePages | None = None
 
     @torch.no_grad()
     def replace(self, slot: AdapterSlot, values: Mapping[str, Tensor], rank: int) -> None:
@@ -118,7 +120,8 @@ class Slots:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore the trained content of all slots."""
+        """Restore the trained content of all slots, and free the pages."""
+        self.pages = None
         if self.replaced:
             reshard(self.model)
         for number, values in self.replaced.items():

@@ -1,9 +1,9 @@
-"""Rows that are generated together, each with its adapter, and the pages of their keys, values and states."""
+"""Samples being generated, and the pages of keys, values and states of these and of prefixes of later ones."""
 
 import random
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from xtrain.plan.graph import PAGE, STATES, window_pages
 from xtrain.runtime.feed.tokenizers import TextTokenizer
 from xtrain.runtime.nn.texts import Sampling
-from xtrain.runtime.sampling.text_generator import TextGenerator, next_batch, prompt_batch
+
+GAIN: Final = 8  # positions of a prefix for each position of the rest, which is computed by forwards of a page
 
 
 @define(eq=False)
@@ -54,11 +55,22 @@ class Pages:
             table.append(page)
         return True
 
-    def share(self, sample: Hashable, other: Hashable) -> None:
-        """Let a new sample share the pages of another."""
-        self.tables[sample] = list(self.tables[other])
+    def share(self, sample: Hashable, other: Hashable, pages: int | None = None) -> None:
+        """Let a new sample share the pages of another, or the first `pages` of them."""
+        self.tables[sample] = self.tables[other][:pages]
         for page in self.tables[sample]:
             self.users[page] += 1
+
+    def clear(self, sample: Hashable, position: int) -> None:
+        """Write zeros from a position to the end of its page, where another text may have left NaN."""
+        page = self.tables[sample][self.place(position)]
+        for tensors in self.tensors.values():
+            for tensor in tensors:
+                tensor[:, page, position % PAGE :] = 0
+
+    def copy(self, sample: Hashable) -> bool:
+        """Give a sample copies of the pages that it shares; return False if too few are free."""
+        return all(self.reserve(sample, place * PAGE) for place in range(len(self.tables[sample])))
 
     def release(self, sample: Hashable) -> None:
         for page in self.tables.pop(sample, ()):
@@ -104,11 +116,20 @@ class Pages:
 
 
 @define(eq=False)
+class Prefix:
+    """Computed text whose pages are kept for texts that begin with it. weights: used to compute it."""
+
+    weights: str | None
+    tokens: np.ndarray
+
+
+@define(eq=False)
 class SamplePages:
     """Pages of all layers of this rank, by window, and the samples that use them, in order of arrival. read: buffers
-    for the tensors that one layer reads."""
+    for the tensors that one layer reads. prefixes: kept until a sample needs their pages, least recently used first."""
 
     of_window: dict[int | None, Pages]
+    prefixes: dict[Prefix, None] = field(factory=dict)
     _came: dict[Hashable, None] = field(factory=dict)
     _read: dict[int, Tensor] = field(factory=dict)
 
@@ -123,10 +144,74 @@ class SamplePages:
     def newest(self) -> Hashable:
         return next(reversed(self._came))
 
-    def take(self, sample: Hashable, length: int) -> bool:
-        """Give a new sample pages for `length` positions; if there are too few, give it none and return False."""
+    @property
+    def exact(self) -> bool:
+        """True if layers have windows or states, so that pages serve only texts that continue after all of a prefix."""
+        return any(window is not None for window in self.of_window)
+
+    def begin(self, sample: Hashable, weights: str | None, text: Sequence[int]) -> tuple[int, int]:
+        """Let a new sample begin with the pages of a prefix; return the number of its positions, 0 without one, and
+        the position up to which another text is the same, at a page border, where a prefix would have helped.
+
+        The last position is always computed. A prefix is used if it is `GAIN` times as long as the rest of the text, or
+        the rest fits into a page.
+        """
+        tokens, chosen, known, border = np.asarray(text), None, 0, 0
+        for prefix in self.prefixes:
+            if prefix.weights != weights:
+                continue
+            common = _common(prefix.tokens, tokens[:-1])
+            if self.exact:
+                border = max(border, common // PAGE * PAGE)
+                common = common if common == len(prefix.tokens) else 0
+            if common > known:
+                chosen, known = prefix, common
+        if chosen is None or not _pays(known, len(tokens)):
+            return 0, border if _pays(border, len(tokens)) else 0
+        self.prefixes[chosen] = self.prefixes.pop(chosen)
+        for window, pages in self.of_window.items():
+            pages.share(sample, chosen, -(-known // PAGE) if window is None else None)
+        return known, border if border > known else 0
+
+    def keep(self, sample: Hashable, weights: str | None, text: Sequence[int], *, copies: bool = False) -> None:
+        """Keep the pages of a sample for texts that begin with these tokens. copies: of the pages that the sample
+        writes into without reserving them; kept only if there are free pages."""
+        prefix = Prefix(weights, np.asarray(text))
+        for other in [other for other in self.prefixes if other.weights == weights]:
+            common = _common(other.tokens, prefix.tokens)
+            if common == len(other.tokens) and not (self.exact and common < len(prefix.tokens)):
+                self.drop(other)
+        self.prefixes[prefix] = None
+        for window, pages in self.of_window.items():
+            pages.share(prefix, sample, -(-len(text) // PAGE) if window is None else None)
+            if copies and window is not None and not pages.copy(prefix):
+                for other in self.of_window.values():
+                    other.release(prefix)
+                del self.prefixes[prefix]
+                return
+
+    def drop(self, prefix: Prefix) -> None:
+        """Release the pages of a prefix."""
+        del self.prefixes[prefix]
+        for pages in self.of_window.values():
+            pages.release(prefix)
+
+    def _enough_after_drops(self, enough: Callable[[], bool]) -> bool:
+        """Drop prefixes until there are enough pages; return False if there are too few without any."""
+        while not enough():
+            if not self.prefixes:
+                return False
+            self.drop(next(iter(self.prefixes)))
+        return True
+
+    def take(self, sample: Hashable, length: int, known: int = 0) -> bool:
+        """Give a new sample pages for `length` positions; if there are too few, give it none and return False. known:
+        number of positions whose pages it has already."""
         self._came[sample] = None
-        if all(self.reserve(sample, position) for position in range(0, length, PAGE)):
+        firsts = (known, *range((known // PAGE + 1) * PAGE, length, PAGE))
+        if all(self.reserve(sample, position) for position in firsts):
+            if known and not self.exact:
+                self.of_window[None].clear(sample, known)
             return True
         self.release(sample)
         return False
@@ -139,11 +224,12 @@ class SamplePages:
 
     def reserve(self, sample: Hashable, position: int) -> bool:
         """Give a sample its own pages for a position; return False if there are too few."""
-        return all(pages.reserve(sample, position) for pages in self.of_window.values())
+        windows = self.of_window.values()
+        return self._enough_after_drops(lambda: all(pages.reserve(sample, position) for pages in windows))
 
     def spare(self, count: int) -> bool:
         """Return True if `count` samples can each get a page of every kind."""
-        return all(pages.spare(count) for pages in self.of_window.values())
+        return self._enough_after_drops(lambda: all(pages.spare(count) for pages in self.of_window.values()))
 
     def room(self, number: int, like: Tensor, *shape: int) -> Tensor:
         """Return memory for a layer's tensor `number`, valid until the next layer's call."""
@@ -161,12 +247,14 @@ class SamplePages:
 @define(eq=False)
 class PagedRows:
     """Cache of one forward over the pages of some samples. lengths: their positions, including this forward's. filled:
-    0 for all positions of prompts, which end at the same place; else for the newest position of each sample."""
+    0 for all positions of prompts, which end at the same place; else for the newest position of each sample. one_text:
+    rows are consecutive positions of one sample, in one page."""
 
     pages: SamplePages
     samples: Sequence[Hashable]
     lengths: Sequence[int]
     filled: int
+    one_text: bool = False
     length: int = field(init=False)
     _written: dict[int | None, tuple[Tensor, ...]] = field(factory=dict, init=False)
     _tables: dict[int | None, Tensor] = field(factory=dict, init=False)
@@ -200,19 +288,23 @@ class PagedRows:
 
     def keep(self, layer: nn.Module, state: tuple[Tensor, ...]) -> None:
         """Write the states of the samples into their pages."""
-        pages, rows = self.pages.of_window[STATES], len(self.samples)
-        by_row = [each.unflatten(0, (rows, -1)) for each in state]
+        pages, samples = self.pages.of_window[STATES], self._of_states
+        by_row = [each.unflatten(0, (len(samples), -1)) for each in state]
         if layer not in pages.tensors:
             pages.tensors[layer] = tuple(each.new_zeros(1, pages.count + 1, *each.shape[1:]) for each in by_row)
-        page_B = pages.table(self.samples)[:, 0].to(state[0].device)
+        page_B = pages.table(samples)[:, 0].to(state[0].device)
         for tensor, each in zip(pages.tensors[layer], by_row, strict=True):
             tensor[0, page_B] = each
 
     def kept(self, layer: nn.Module) -> tuple[Tensor, ...]:
         """Return copies of the states of the samples."""
         pages = self.pages.of_window[STATES]
-        page_B = pages.table(self.samples)[:, 0].to(pages.tensors[layer][0].device)
+        page_B = pages.table(self._of_states)[:, 0].to(pages.tensors[layer][0].device)
         return tuple(tensor[0, page_B].flatten(0, 1) for tensor in pages.tensors[layer])
+
+    @property
+    def _of_states(self) -> Sequence[Hashable]:
+        return self.samples[:1] if self.one_text else self.samples
 
     def _look(self, pages: Pages, size: int, device: torch.device) -> None:
         """Prepare a window's indices: rows, places among the `size` of a row, and slots to write; pages to read, and
@@ -240,7 +332,8 @@ class PagedRows:
 @define(eq=False)
 class DrawnRow:
     """Sample being generated. request: its id. place: the slot with its weights. tokens, logprobs: generated so far;
-    top: the likeliest tokens at each."""
+    top: the likeliest tokens at each. known: positions in its pages when it joins; border: where other texts may begin
+    with its own; 0: nowhere."""
 
     request: str
     number: int
@@ -251,6 +344,8 @@ class DrawnRow:
     logprobs: list[float] = field(factory=list)
     top: list[tuple[list[int], list[float]]] = field(factory=list)
     stopped: bool = False
+    known: int = 0
+    border: int = 0
     draws: random.Random = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -298,88 +393,13 @@ class DrawnRow:
         return arrays
 
 
-@define(eq=False)
-class WrittenRows:
-    """Rows generated together. rows: with pages, for all of their tokens but the newest. waiting: not yet joined.
-    pages: of these rows, and of rows with other weights."""
+def _common(one_T: np.ndarray, other_T: np.ndarray) -> int:
+    """Return the number of tokens with which both texts begin."""
+    least = min(len(one_T), len(other_T))
+    apart = (one_T[:least] != other_T[:least]).nonzero()[0]
+    return int(apart[0]) if len(apart) else least
 
-    author: TextGenerator
-    device: torch.device
-    pages: SamplePages
-    rows: list[DrawnRow] = field(factory=list)
-    waiting: list[DrawnRow] = field(factory=list)
 
-    @property
-    def unfinished(self) -> bool:
-        return bool(self.rows or self.waiting)
-
-    def grow(self, most: int) -> Iterator[tuple[Tensor | None, Sequence[DrawnRow]]]:
-        """Yield logits [B, V] of the next token twice: for rows that join, then for all rows; None if the head is on
-        another stage. The caller adds tokens to the rows and removes finished ones in between.
-
-        most: number of rows; one is always allowed. Collective.
-        """
-        self._step_back()
-        if new := self._joining(max(most - len(self.rows), int(not self.rows))):
-            yield self._first(new), new
-        self._make_room()
-        if self.rows:
-            cache = PagedRows(self.pages, self.rows, [row.positions + 1 for row in self.rows], filled=1)
-            positions_B1 = torch.tensor([[row.positions] for row in self.rows], device=self.device)
-            batch = next_batch([row.tokens[-1] for row in self.rows], positions_B1, cache)
-            batch.datasets = tuple(row.place for row in self.rows)
-            yield self.author.logits(batch), list(self.rows)
-
-    def leave(self, refused: Container[str]) -> None:
-        """Remove rows that are done, or whose requests are refused."""
-        self.waiting = [row for row in self.waiting if row.request not in refused]
-        for row in [row for row in self.rows if row.done or row.request in refused]:
-            self.pages.release(row)
-            self.rows.remove(row)
-
-    def _joining(self, most: int) -> list[DrawnRow]:
-        """Return the waiting rows that join, at most `most`: those that get pages, with a spare page for the next token
-        of each row."""
-        new: list[DrawnRow] = []
-        firsts: dict[str, DrawnRow] = {}
-        for row in self.waiting[:most]:
-            first = None if row.tokens else firsts.setdefault(row.request, row)
-            if first is None or first is row:
-                if not self.pages.take(row, len(row.text)):
-                    break
-            else:
-                self.pages.share(row, first)
-            if not self.pages.spare(len(self.rows) + len(new) + 1) and (self.rows or new):
-                self.pages.release(row)
-                break
-            new.append(row)
-        self.waiting = self.waiting[len(new) :]
-        return sorted(new, key=lambda row: row.place)
-
-    def _first(self, new: Sequence[DrawnRow]) -> Tensor | None:
-        """Compute the texts of new rows, each prompt once; return the logits [B, V] after them."""
-        firsts: dict[object, DrawnRow] = {}
-        for row in new:
-            firsts.setdefault(row if row.tokens else row.request, row)
-        texts = [row.text for row in firsts.values()]
-        batch = prompt_batch(texts, PagedRows(self.pages, list(firsts.values()), list(map(len, texts)), 0), self.device)
-        batch.datasets = tuple(row.place for row in firsts.values())
-        logits_PV = self.author.logits(batch)
-        self.rows = sorted((*self.rows, *new), key=lambda row: row.place)
-        if logits_PV is None:
-            return None
-        place_of = {key: place for place, key in enumerate(firsts)}
-        places = [place_of[row if row.tokens else row.request] for row in new]
-        return logits_PV[torch.tensor(places, device=self.device)]
-
-    def _make_room(self) -> None:
-        """Give every row a page for its next token; the newest rows release theirs if necessary."""
-        for row in list(self.rows):
-            while row in self.pages and not self.pages.reserve(row, row.positions):
-                self.pages.release(self.pages.newest)
-        self._step_back()
-
-    def _step_back(self) -> None:
-        """Move rows without pages back to the waiting rows."""
-        self.waiting = [row for row in self.rows if row not in self.pages] + self.waiting
-        self.rows = [row for row in self.rows if row in self.pages]
+def _pays(known: int, length: int) -> bool:
+    """Return True if a text of `length` positions begins with `known` ones that are in pages."""
+    return known >= PAGE and (length - known <= PAGE or known >= GAIN * (length - known))

@@ -280,6 +280,22 @@ MORE += [
     ("gpt_oss", "plain", (*FSDP, *EP, "activation.mode=full"), {}),
     ("gpt_oss", "plain", (*RING, *EP, "activation.mode=selective"), {}),
 ]
+# Three axes together, of families without such rows above.
+RECENT = (
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4_moe", "glm4", "glm4_moe_lite", "nemotron_h", "gemma4"),
+    *("gemma4_moe", "minimax_m2", "deepseek_v32", "glm_moe_dsa", "olmo3", "ministral3", "phi3", "granite"),
+    *("granitemoehybrid", "seed_oss", "falcon_h1"),
+)
+MORE += [
+    (family, "plain", layout, {})
+    for family in RECENT
+    for layout in (
+        ((*TP, *FSDP, *EP), (*PP, *FSDP, *EP), (*TP, *(ULYSSES if family in INDEXED else RING), *EP))
+        if family in SETTINGS
+        else ((*TP, *PP, *FSDP), (*TP, *RING, *FSDP))
+    )
+    if not any(family == row[0] and set(layout) == set(row[2]) for row in MORE)
+]
 
 
 @pytest.mark.parametrize(

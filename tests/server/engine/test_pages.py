@@ -129,3 +129,107 @@ def test_samples_that_share_a_state_get_their_own():
     heads[:2] = 2
     rows.keep(layer, (heads, last))
     assert [PagedRows(pages, [each], [1], 1).kept(layer)[0].unique().tolist() for each in "ab"] == [[1], [2]]
+
+
+class Prefixed:
+    """Texts whose keys and states are functions of their tokens, so that those of equal prefixes are equal."""
+
+    def __init__(self, counts: dict[int | None, int]) -> None:
+        self.pages = SamplePages.with_counts(counts)
+        self.layers = {window: nn.Identity() for window in counts}
+        self.texts: dict[str, list[int]] = {}
+
+    def value(self, tokens: list[int]) -> Tensor:
+        return torch.randn(K, A, generator=torch.Generator().manual_seed(hash(tuple(tokens)) % 2**40))
+
+    def compute(self, name: str, text: list[int], ends: range, known: int) -> None:
+        """Write the positions before each of `ends`, and compare what is read with `known` others."""
+        one = [text[:end] for end in ends]
+        rows = PagedRows(self.pages, [name] * len(ends) if known else [name], ends if known else ends[-1:], known, True)
+        for window, layer in self.layers.items():
+            if window == STATES:
+                before = rows.kept(layer)[0] if known else None
+                assert before is None or torch.equal(before, self.value(text[:known]))
+                rows.keep(layer, (self.value(one[-1]),))
+                continue
+            new_SKA = torch.stack([self.value(each) for each in one])
+            new = new_SKA[:, :, None] if known else new_SKA.transpose(0, 1)[None]
+            (found,) = rows.extended(layer, new, window=window)
+            for row, each in enumerate(one if known else ()):
+                mask = rows.seen(found.shape[2], window)
+                own = found[row] if mask is None else found[row][:, mask[row, 0, 0]]
+                wanted = [
+                    self.value(each[: at + 1]) for at in range(max(0, len(each) - (window or len(each))), len(each))
+                ]
+                assert sorted(own[0, :, 0].tolist()) == sorted(value[0, 0].item() for value in wanted)
+
+    def begin(self, name: str, text: list[int]) -> int | None:
+        """Return the number of positions that were known, if there are pages for the rest."""
+        known, border = self.pages.begin(name, None, text)
+        assert max(known, border) < len(text), "the last position has logits"
+        if not self.pages.take(name, len(text), known):
+            return None
+        done = known or border or len(text)
+        if not known:
+            self.compute(name, text, range(1, done + 1), 0)
+        while True:
+            if done == border:
+                self.pages.keep(name, None, text[:done], copies=True)
+            if done == len(text):
+                break
+            end = min((done // PAGE + 1) * PAGE, len(text))
+            self.compute(name, text, range(done + 1, end + 1), done)
+            done = end
+        self.texts[name] = text
+        return known
+
+    def grow(self, name: str, token: int) -> None:
+        text = self.texts[name]
+        if self.pages.reserve(name, len(text)):
+            self.texts[name] = [*text, token]
+            self.compute(name, self.texts[name], range(len(text) + 1, len(text) + 2), len(text))
+
+
+@pytest.mark.parametrize("counts", [{None: 60}, {None: 40, 19: 40}, {None: 60, STATES: 20}, {STATES: 16}], ids=str)
+def test_texts_begin_with_what_other_texts_have_left(counts: dict[int | None, int]):
+    draw, texts, reused = random.Random(3), Prefixed(counts), 0
+    starts = [[draw.randrange(5) for _ in range(3 * PAGE + 5)] for _ in range(3)]
+    for turn in range(90):
+        names = list(texts.texts)
+        if draw.random() < 0.5 or not names:
+            source = draw.choice([*starts, *(each.tokens.tolist() for each in texts.pages.prefixes)])
+            cut, more = draw.choice([len(source), draw.randint(1, len(source))]), draw.randint(0, 9)
+            text = source[:cut] + [draw.randrange(5) for _ in range(more)]
+            reused += (texts.begin(f"t{turn}", text) or 0) > 0
+        for name in draw.sample(names, min(2, len(names))):
+            texts.grow(name, draw.randrange(5))
+            if draw.random() < 0.5:
+                texts.pages.keep(name, None, texts.texts[name])
+            if draw.random() < 0.4:
+                texts.pages.release(name)
+                del texts.texts[name]
+    assert reused > 5
+    for name in texts.texts:
+        texts.pages.release(name)
+    for pages in texts.pages.of_window.values():
+        held = {page for prefix in texts.pages.prefixes for page in pages.tables[prefix]}
+        assert sorted([*pages.free, *held]) == list(range(1, pages.count + 1))
+    assert texts.pages.prefixes
+    for prefix in list(texts.pages.prefixes):
+        texts.pages.drop(prefix)
+    assert all(len(pages.free) == pages.count and not pages.tables for pages in texts.pages.of_window.values())
+
+
+def test_what_another_text_has_left_in_a_shared_page_is_gone():
+    pages, layer, text = SamplePages.with_counts({None: 9}), nn.Identity(), list(range(PAGE + 8))
+    assert pages.take("a", len(text))
+    x_1KSA = torch.randn(1, K, len(text), A)
+    x_1KSA[:, :, PAGE + 4 :] = torch.nan
+    PagedRows(pages, ["a"], [len(text)], 0).extended(layer, x_1KSA)
+    pages.keep("a", None, text)
+    assert pages.begin("b", None, [*text[: PAGE + 4], 99]) == (PAGE + 4, 0)
+    assert pages.take("b", PAGE + 5, PAGE + 4)
+    new = torch.ones(1, K, 1, A)
+    (found,) = PagedRows(pages, ["b"], [PAGE + 5], PAGE + 4).extended(layer, new)
+    assert torch.equal(found[:, :, : PAGE + 4], x_1KSA[:, :, : PAGE + 4]) and found[:, :, PAGE + 4].eq(1).all()
+    assert found[:, :, PAGE + 5 :].eq(0).all()

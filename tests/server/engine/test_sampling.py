@@ -111,6 +111,11 @@ PARALLEL = """falcon_h1 {
   dim = 32, layers = 2, heads = 4, kv_heads = 2, head_dim = 8, ffn = 48, init_std = 0.2, mamba_state = 6,
   mamba_heads = 4, mamba_groups = 2, mamba_norm = gated, key_scale = 0.7, mamba_scales = [0.9, 1.2, 0.7, 1.5, 1.1]
 }"""
+SPARSE = """glm_moe_dsa {
+  dim = 32, layers = 4, heads = 4, ffn = 48, init_std = 0.2, q_rank = 12, kv_rank = 10, nope_dim = 6, rope_dim = 4,
+  value_dim = 8, index_heads = 2, index_dim = 8, index_topk = 5, index_shared = [1, 3], experts = 4, expert_ffn = 24,
+  experts_per_token = 2, first_dense = 1, router { aux_loss = 0 }
+}"""
 SHARED = """gemma4 {
   dim = 32, layers = 4, heads = 4, kv_heads = 2, head_dim = 8, ffn = 48, init_std = 0.2, window = 7,
   full_layers = [1, 3], full_head_dim = 12, layer_input = 6, layer_vocab = 264, shared_kv = 2
@@ -118,11 +123,11 @@ SHARED = """gemma4 {
 
 
 @pytest.mark.parametrize(("model", "sets"), [
-    (DELTA, ()),
     pytest.param(HYBRID, (), marks=pytest.mark.matrix),
-    *(pytest.param(DELTA, sets, marks=pytest.mark.matrix) for sets in (("parallel.tp=2",), PP, RING)),
+    *(pytest.param(DELTA, sets, marks=pytest.mark.matrix) for sets in ((), ("parallel.tp=2",), PP, RING)),
     pytest.param(HYBRID, ("parallel.tp=2", "parallel.ep=2"), marks=pytest.mark.matrix),
     *(pytest.param(PARALLEL, sets, marks=pytest.mark.matrix) for sets in ((), ("parallel.tp=2",), PP, RING)),
+    *(pytest.param(SPARSE, sets, marks=pytest.mark.matrix) for sets in ((), ("parallel.tp=2",), PP)),
     *(pytest.param(SHARED, sets, marks=pytest.mark.matrix) for sets in ((), ("parallel.tp=2",))),
 ])  # fmt: skip
 def test_samples_of_models_with_states_or_shared_keys_too(model: str, sets: tuple[str, ...], tmp_path: Path):
