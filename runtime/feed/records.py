@@ -77,6 +77,10 @@ class Reads:
         numbers = (name for _, name in (*self.columns, *self.values))
         return tuple(dict.fromkeys((*self._content, *(name for name in beside if name is not None), *numbers)))
 
+    def has(self, column: str) -> bool:
+        """Return True if a field is read that has this name, or lies inside of what has it."""
+        return any(f"{name}.".startswith(f"{column}.") for name in self.fields)
+
     @property
     def _content(self) -> tuple[str, ...]:
         match self.form:

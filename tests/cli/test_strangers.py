@@ -341,6 +341,8 @@ OTHERS: dict[str, tuple[Change, tuple[tuple[str, ...], ...]]] = {
     "tokens: a pickle": (source('tokens("t.npy")', "t.npy", NUMPY), STATS),
     "parquet: a pickle": (source('parquet("t.parquet")', "t.parquet", EVIL), STATS),
     "arrow: a pickle": (source('arrow("t.arrow")', "t.arrow", EVIL), STATS),
+    "mds: zeros": (source('mds("t.mds")', "t.mds", bytes(5000)), STATS),
+    "webdataset: a pickle": (source('webdataset("t.tar")', "t.tar", EVIL), STATS),
     "jsonl: deep": (source('jsonl("t.jsonl")', "t.jsonl", DEEP + b"\n"), STATS),
     "zst: nothing": (source('jsonl("t.jsonl.zst")', "t.jsonl.zst", b"(\xb5/\xfd\xff"), STATS),
 }

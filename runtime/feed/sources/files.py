@@ -74,8 +74,8 @@ BEGINNINGS = {
 
 
 def blocks(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Yield the content of a file, unpacked if its name ends in .gz or .zst, and the bytes of the file that each block
-    took.
+    """Yield the content of a file, unpacked if its name ends in .gz, .zst or .zstd, and the bytes of the file that each
+    block took.
 
     Blocks have about BLOCK bytes; the last may be empty. Raises DataError if the file cannot be opened, is damaged or
     incomplete, or is not of the type of its name: a broken archive hides an unknown number of records.
@@ -118,7 +118,7 @@ def size_of(path: Path) -> int:
 
 
 def _unpacked(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    if path.suffix == ".zst":
+    if path.suffix in (".zst", ".zstd"):
         yield from _gathered(_unpacked_zstd(file, path))
         return
     if path.suffix == ".gz":

@@ -47,6 +47,8 @@ TABLE = {
     "jsonl": 'jsonl("b.jsonl")',
     "parquet": 'parquet("c.parquet")',
     "arrow": 'arrow("d.arrow")',
+    "mds": 'mds("f.mds")',
+    "webdataset": 'webdataset("g.tar")',
     "tokens": 'tokens("e.npy", separator = 0, dtype = uint16)',
     "huggingface": 'huggingface("some/name", split = "test", config = "en")',
     "huggingface, a folder": 'huggingface("./z", split = "test")',
@@ -60,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_run.HubDataset, "content", lambda self: [] if self.folder else ["ab"])
     (tmp_path / "z").mkdir()
-    for name in ("z/m.txt", "z/n.txt", "a.txt", "b.jsonl", "c.parquet", "d.arrow"):
+    for name in ("z/m.txt", "z/n.txt", "a.txt", "b.jsonl", "c.parquet", "d.arrow", "f.mds", "g.tar"):
         (tmp_path / name).write_text(name)
     np.save(tmp_path / "e.npy", np.arange(8, dtype=np.uint16))
     (tmp_path / "parts.py").write_text(PARTS)

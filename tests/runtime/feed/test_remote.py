@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import os
 import pickle
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -63,6 +64,8 @@ def write_kinds(folder: Path) -> dict[str, tuple[str, str]]:
     (folder / "y.txt").write_text("the second text")
     for name in ("t", "u"):
         write_parquet(folder / f"{name}.parquet")
+    with tarfile.open(folder / "s.tar", "w") as archive:
+        archive.add(folder / "x.txt", "0.text")
     np.save(folder / "m.npy", np.array([5, 6, 0, 7, 8, 9, 0], dtype=np.uint16))
     ids = np.array([5, 6, 7, 8, 9], dtype=np.uint16)
     (folder / "n.bin").write_bytes(ids.tobytes())
@@ -71,10 +74,12 @@ def write_kinds(folder: Path) -> dict[str, tuple[str, str]]:
     (folder / "n.idx").write_bytes(head + b"".join(map(np.ndarray.tobytes, arrays)))
     store = read("text", str(folder / "*.txt"), base=folder)
     build(store, folder / "stores")
+    (folder / "stores/files.json").unlink(missing_ok=True)  # written for files that are older than a tick of the clock
     return {
         "lines, one file packed": ("jsonl", "*.jsonl*"),
         "texts": ("text", "*.txt"),
         "tables": ("parquet", "*.parquet"),
+        "archives": ("webdataset", "*.tar"),
         "an array of tokens": ("tokens", "m.npy"),
         "tokens and their index": ("tokens", "n.bin"),
         "both matched": ("tokens", "n.*"),
