@@ -1,6 +1,6 @@
 """One mixer of a block beside transformers' own layer: processor time and memory of a forward and backward.
 
-    OMP_NUM_THREADS=1 python benchmarks/mixers.py                # five mixers
+    OMP_NUM_THREADS=1 python benchmarks/mixers.py                # all rows
     OMP_NUM_THREADS=1 python benchmarks/mixers.py DSA --turns 9
 
 Both layers have the same weights and take the same input, a row of one document in fp32. Times are the least of several
@@ -39,6 +39,10 @@ DELTA = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 4,
     "linear_num_value_heads": 8, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
 }  # fmt: skip
+PARALLEL = {
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "mamba_n_heads": 16, "mamba_d_ssm": 1024,
+    "mamba_n_groups": 2, "mamba_d_state": 128,
+}  # fmt: skip
 MAMBA = {"mamba_num_heads": 16, "mamba_head_dim": 64, "n_groups": 2, "ssm_state_size": 128}
 # Name → family, config keys, and the mixer's path in a block of xtrain and of transformers.
 MIXERS: dict[str, tuple[str, dict[str, Any], str, str]] = {
@@ -50,6 +54,7 @@ MIXERS: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "deepseek_v32", {**LATENT, "index_n_heads": 16, "index_head_dim": 128, "index_topk": 512}, "0.self_attn",
         "0.self_attn",
     ),
+    "block of Falcon-H1": ("falcon_h1", PARALLEL, "0", "0"),  # attention and Mamba-2 in parallel, norms, a small FFN
 }  # fmt: skip
 
 

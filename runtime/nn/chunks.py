@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from xtrain.blocks.recurrent import CHUNK
@@ -31,6 +32,20 @@ class Scan(Protocol):
         """Return the states before the pieces, and the gradients of the states after them. grad_states: gradients of
         the former as if the latter had none."""
         ...
+
+
+@frozen(eq=False)
+class StateBefore:
+    """`Scan` of one piece, which continues a known state."""
+
+    state: Tensor
+    begins: Sequence[int] = (0,)
+
+    def states(self, maps: tuple[Tensor, Tensor]) -> Tensor:
+        return self.state[None]
+
+    def gradients(self, grad_states: Tensor) -> tuple[Tensor, Tensor]:
+        return self.state[None], torch.zeros_like(grad_states)
 
 
 def last_chunks(scan: Scan, count: int) -> list[int]:

@@ -21,7 +21,7 @@ from xtrain.runtime.nn.attention import AttentionKernel, AttentionModule
 from xtrain.runtime.nn.attention_blocks import PLAIN, exact_type
 from xtrain.runtime.nn.axes import Axes
 from xtrain.runtime.nn.batch import DocumentLayout, LayerCache
-from xtrain.runtime.nn.chunks import Scan
+from xtrain.runtime.nn.chunks import Scan, StateBefore
 from xtrain.runtime.nn.layers import Linear, WeightHolder
 from xtrain.runtime.nn.recompute import as_one
 from xtrain.runtime.nn.state_scan import Pieces, RingScan, halo_of, pieces_of
@@ -169,10 +169,8 @@ class RecurrentMixer(AttentionModule):
 
     def _continued(self, how: Recurrence, inputs: Sequence[Tensor], cache: LayerCache) -> Tensor:
         """Compute one position of each row, and move the states on."""
-        if cache.one_text and len(inputs[0]) > 1:
-            moving, weights = inputs[: how.moving], inputs[how.moving :]
-            each = zip(*(part.split(1) for part in moving), strict=True)
-            return torch.cat([self._continued(how, (*own, *weights), cache) for own in each])
+        if cache.one_text:
+            return self._text_continued(how, inputs, cache)
         state, *last = cache.kept(self)
         count = how.CONVOLVED
         whole = [torch.cat((before, part), dim=1) for before, part in zip(last, inputs[:count], strict=True)]
@@ -183,6 +181,19 @@ class RecurrentMixer(AttentionModule):
         out_BSHV = how.step(prepared, state, len(one)).to(inputs[0].dtype)
         cache.keep(self, (state, *last))
         return out_BSHV
+
+    def _text_continued(self, how: Recurrence, inputs: Sequence[Tensor], cache: LayerCache) -> Tensor:
+        """Compute consecutive positions of one text, which are the rows, and move its state on."""
+        state, *last = cache.kept(self)
+        count, back = len(inputs[0]), self.positions - 1
+        moving = [part.transpose(0, 1) for part in inputs[: how.moving]]
+        whole = [torch.cat((before, part), dim=1) for before, part in zip(last, moving, strict=False)]
+        one = torch.zeros(1, back + count, dtype=torch.int32, device=state.device)  # of the same document
+        prepared = how.prepared((*whole, *moving[len(whole) :], *inputs[how.moving :]), one)
+        own = [each[:, -count:] for each in prepared[: how.PREPARED]]
+        out_1SHV, state = how.outputs((*own, *prepared[how.PREPARED :]), one[:, back:], StateBefore(state))
+        cache.keep(self, (state, *(part[:, count:] for part in whole)))
+        return out_1SHV.transpose(0, 1).to(inputs[0].dtype)
 
 
 class _Mix(torch.autograd.Function):

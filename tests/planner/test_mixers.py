@@ -230,6 +230,10 @@ def test_texts_are_continued_by_the_states_of_a_layer(mixer: OwnMixer):
         torch.testing.assert_close(found_BSD, whole_BSD[:, begin:end])
         cache.filled = end
         assert len(cache.kept(mixer)) == 1 and cache.bytes == 4 * 2 * 32
+    cache = KeyValueCache(9)
+    mixer(x_BSD[:1, :5], DocumentLayout.from_lengths(torch.tensor([0, 5]), 1, 5, torch.device("cpu")), cache)
+    cache.filled, cache.one_text = 5, True  # positions of a text as rows
+    torch.testing.assert_close(mixer(x_BSD[0, 5:, None], layout, cache)[:, 0], whole_BSD[0, 5:])
 
 
 def test_the_compiler_makes_no_graph_for_every_packing(mixer: OwnMixer):
