@@ -5,12 +5,14 @@
     python tests/mutants.py --seed 1 --only 4 31 --tests tests/planner  # two of them, with these tests
     python tests/mutants.py --at runtime/loop/step.py:70  # every fault of a line
 
-Of each fault the test files run that share most with its line (support/related_tests.py), until one fails or
-`--seconds` of processor time are over; a fault that all of them pass survives. Needs a clean checkout of its own, which
-is changed while a fault is tried. Exit status 1 if fewer than `--least` percent are noticed.
+Of each fault the tests run that execute its line, if a session recorded which do (support/executed_lines.py), those of
+the files first that share most with the line (support/related_tests.py), until one fails or `--seconds` of processor
+time are over; a fault that all of them pass survives. Needs a clean checkout of its own, which is changed while a fault
+is tried. Exit status 1 if fewer than `--least` percent are noticed.
 """
 
 import argparse
+import ast
 import gc
 import importlib
 import inspect
@@ -24,6 +26,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from inspect import CO_NEWLOCALS
 from multiprocessing import Pipe
 from pathlib import Path
@@ -32,6 +35,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+from executed_lines import ExecutedLines
 from faults import Fault, faults
 from related_tests import WORD, RelatedTests
 from rooms import ROOMS
@@ -40,13 +44,15 @@ ROOT = Path(__file__).parents[1]
 DEFAULT = "not slow and not gpu and not matrix"
 PATIENCE = 120  # seconds for one test
 WAITS = 4  # seconds on the clock for each of processor time
-BATCHES = (3, 5, 8)  # files that are collected at once
+BATCHES = (3, 5, 8, 13)  # files that are collected at once
 # Packages that tests load, and that load nothing of the product.
 LOADED = (
     "hypothesis", "numba", "textual.app", "textual.widgets", "torch", "torch.distributed.fsdp", "torch._dynamo",
     "torch.distributed.checkpoint", "torch.distributed.launcher.api", "torch.distributed.pipelining", "lark", "cattrs",
     "jinja2", "tokenizers", "safetensors.torch", "transformers.models.llama.modeling_llama", "xdist.plugin",
 )  # fmt: skip
+FIRST = 0.1  # of the time, for the first tests that execute a line; for the next three times as much
+LATER = 0.02  # seconds that a test may be cheaper for each file between them
 OF_A_FILE = 0.4  # of the time that is left, at most, for one file
 
 
@@ -82,14 +88,15 @@ def _lines(path: str) -> list[int]:
 
 
 class Job(NamedTuple):
-    """Tests to run. seconds: of processor time, after which none begins. path, text: product file of which functions
-    have other code now."""
+    """Tests to run. seconds: of processor time, after which none begins. executing: of tests that were recorded, only
+    these run. path, text: product file of which functions have other code now."""
 
     tests: list[str]
     deselected: list[str]
     weights: dict[str, float]
     seconds: float
     marks: str
+    executing: set[str] | None = None
     path: str | None = None
     text: bytes = b""
 
@@ -132,6 +139,7 @@ class Tester:
         self.related = RelatedTests()
         self.sound: set[str] = set()  # tests seen to pass without a fault
         self.broken: set[str] = set()  # tests that fail without one
+        _recorded()  # before the servers are forked
         self.cold, self.warm = TestServer(()), TestServer(map(_module, self.related.product))
 
     def verdict(self, planted: Planted) -> Verdict:
@@ -140,16 +148,20 @@ class Tester:
         text = path.read_bytes()
         other = planted.fault.planted(text)
         ranked = self.tests or self.related.of(planted.path, text, planted.fault.line)
+        executing = None if self.tests else _executing(planted.path, text, planted.fault.line)
         weights = self.related.weights(planted.path, text, planted.fault.line)
         verdict, tried = Verdict("survived"), dict[str, None]()
         first = self.warm if _differs_in_functions(text, other) else self.cold
-        for server, marks in ((first, DEFAULT), (self.cold, "not gpu")):
-            seconds, left = self.seconds, ranked
-            for batch in BATCHES:
-                chosen, left = left[:batch], left[batch:]
+        others = None if executing is None else set[str]()  # the long tests are not recorded
+        for server, marks, batches in (
+            (first, DEFAULT, () if executing == set() else _batches(ranked, executing, self.seconds)),
+            (self.cold, "not gpu", _batches(ranked, others, self.seconds)),
+        ):
+            seconds = self.seconds
+            for chosen, only in batches:
                 while verdict.word == "survived" and chosen and seconds > 0:
                     tried |= dict.fromkeys(chosen)
-                    job = Job(chosen, sorted(self.broken), weights, seconds, marks)
+                    job = Job(chosen, sorted(self.broken), weights, seconds, marks, only)
                     failed, used = self._outcome(server, job, path, other)
                     seconds -= used
                     if not failed:
@@ -177,6 +189,54 @@ class Tester:
             return server.outcome(job)
         finally:
             path.write_bytes(text)
+
+
+@cache
+def _recorded() -> ExecutedLines | None:
+    """Return the records of the last session that made some."""
+    with suppress(FileNotFoundError):
+        return ExecutedLines()
+
+
+def _executing(path: str, text: bytes, line: int) -> set[str] | None:
+    """Return the recorded tests that execute the statement of a line; None if it is in no function, as what modules and
+    classes execute is that of the first test that loads them."""
+    recorded, inside, lines = _recorded(), False, range(0)
+    for node in ast.walk(ast.parse(text)):  # outer nodes first
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
+            body = getattr(node, "body", None)
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            inside = (is_function and body[0].lineno <= line) or (inside and not isinstance(node, ast.ClassDef))
+            end = body[0].lineno - 1 if body and line < body[0].lineno else node.end_lineno or 0
+            lines = range(node.lineno, max(node.lineno, end) + 1)
+    return set(recorded.tests(path, lines)) if recorded and inside else None
+
+
+def _batches(
+    ranked: list[str], executing: set[str] | None, seconds: float
+) -> Iterator[tuple[list[str], set[str] | None]]:
+    """Yield what runs together: of the tests that execute a line those first that are cheap and of files that come
+    early; else the first files."""
+    if not executing:
+        left = ranked
+        for size in BATCHES:
+            yield left[:size], executing
+            left = left[size:]
+        return
+    place = {file: number for number, file in enumerate(ranked)}
+    cost = _recorded().seconds  # type: ignore[union-attr]
+    chosen, spent, limit = set[str](), 0.0, seconds * FIRST
+    for test in sorted(executing, key=lambda test: cost[test] + LATER * place.get(test.partition("::")[0], 0)):
+        chosen.add(test)
+        spent += cost[test]
+        if spent > limit:
+            yield _files(chosen, place), chosen
+            chosen, spent, limit = set(), 0.0, limit * 3
+    yield _files(chosen, place), chosen
+
+
+def _files(tests: set[str], place: dict[str, int]) -> list[str]:
+    return sorted({test.partition("::")[0] for test in tests}, key=lambda file: place.get(file, 0))
 
 
 def _module(path: str) -> str:
@@ -249,8 +309,8 @@ def _spent() -> float:
 class Likeliest:
     """Plugin of pytest: of each file the tests first that share most with the fault, for a part of the time."""
 
-    def __init__(self, weights: dict[str, float], seconds: float) -> None:
-        self.weights, self.seconds = weights, seconds
+    def __init__(self, weights: dict[str, float], seconds: float, executing: set[str] | None) -> None:
+        self.weights, self.seconds, self.executing = weights, seconds, executing
         self.found = ""
         self.took: dict[Path, float] = defaultdict(float)  # by file
         self.began = _spent()
@@ -258,6 +318,9 @@ class Likeliest:
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         place = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
         items.sort(key=lambda item: (place[item.path], -self._points(item)))
+        if self.executing is not None and (recorded := _recorded()):
+            others = recorded.seconds.keys() - self.executing
+            items[:] = [item for item in items if item.nodeid not in others]
 
     def _points(self, item: Any) -> float:
         text = item.nodeid + (inspect.getsource(item.function) if hasattr(item, "function") else "")
@@ -284,7 +347,7 @@ def _in_child(job: Job, there: int) -> None:
         os.dup2(quiet, stream)
     if job.path is not None:
         _swap(job.path, job.text)
-    likeliest = Likeliest(job.weights, job.seconds)
+    likeliest = Likeliest(job.weights, job.seconds, job.executing)
     options = ["-x", "-q", "-n0", "-m", job.marks, f"--timeout={PATIENCE}"]
     options += [f"--deselect={test}" for test in job.deselected]
     code = pytest.main([*options, *job.tests], plugins=[likeliest])

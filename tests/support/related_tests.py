@@ -1,6 +1,4 @@
-"""Test files that are likely to notice a fault of a line, for tests/mutants.py: by names, imports and words, as nothing
-records which tests execute a line.
-"""
+"""Test files that are likely to notice a fault of a line, for tests/mutants.py: by names, imports and words."""
 
 import ast
 import math

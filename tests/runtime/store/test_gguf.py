@@ -314,3 +314,20 @@ def test_llama_cpp_splits_texts_as_the_tokenizer_does(name: str, tmp_path: Path)
         for token in (answered["choices"][0]["logprobs"] or {"content": []})["content"]:  # unless it is no character
             assert token["id"] == best.indices.item()
             assert token["logprob"] == pytest.approx(best.values.item(), abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [model for model in MODELS if model != "qwen3_moe"])
+def test_mlx_reads_the_folder(model: str, tmp_path: Path):
+    mx, mlx_lm = pytest.importorskip("mlx.core"), pytest.importorskip("mlx_lm.utils")
+    from transformers import AutoModelForCausalLM
+
+    run = run_of(MODELS[model], tmp_path)
+    assert main(["export", str(run), "--to", str(tmp_path / "out"), "--dtype", "fp32"]) == 0
+    ids = list(range(65, 90))
+    model_of_mlx, _ = mlx_lm.load_model(tmp_path / "out")
+    with mx.stream(mx.cpu):
+        logits = np.array(model_of_mlx(mx.array([ids])).astype(mx.float32))[0]
+    reader = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    expected = reader(torch.tensor([ids])).logits[0].detach().numpy()
+    assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
