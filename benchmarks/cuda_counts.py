@@ -37,8 +37,9 @@ SEQUENCE, MICRO, ACCUMULATE = 4096, 4, 2
 TOKENS = SEQUENCE * MICRO
 BLOCK: Final = 2 * DIM * DIM + 2 * DIM * KEYS + 3 * DIM * FFN
 PARAMETERS: Final = LAYERS * (BLOCK + 2 * DIM) + 2 * VOCAB * DIM + DIM
-# Rates of an H200: products of 16,384 rows, memory, attention forward and backward by flex and by cuDNN.
-BF16, FP8, MEMORY, ATTENTION, CUDNN = 740e12, 1200e12, 4.0e12, (420e12, 320e12), (600e12, 470e12)
+# Rates of an H200: products of 16,384 rows, memory, attention forward and backward by flex, and by cuDNN or
+# FlashAttention 3.
+BF16, FP8, MEMORY, FLEX, FASTEST = 740e12, 1200e12, 4.0e12, (420e12, 320e12), (600e12, 470e12)
 HOST = 1.0e-3  # seconds of a step in which the device waits for the host
 LOGIT = 8  # bytes a logit of the compiled loss
 UPDATE, CLIP = 14, 4  # bytes a parameter: fused AdamW in bf16, scaled gradients
@@ -55,13 +56,15 @@ compile {{ mode = default }}
 cluster h200 {{ devices = 1 }}
 checkpoint {{ enabled = false }}
 """
-SINGLE = "rows of one document"
+SINGLE, FLASH = "rows of one document", "FlashAttention 3"
 IN_FP8 = "precision { params = bf16, compute = fp8 { recipe = rowwise } }\nactivation selective"
 CASES = {
     f"bf16, {SINGLE}, selective": "precision { params = bf16 }\nactivation selective",
     "bf16, selective": "precision { params = bf16 }\nactivation selective",
+    f"bf16, {FLASH}, selective": "precision { params = bf16 }\nactivation selective",
     "bf16, full": "precision { params = bf16 }\nactivation full",
     "fp8, selective": IN_FP8,
+    f"fp8, {FLASH}, selective": IN_FP8,
     f"fp8, {SINGLE}, selective": IN_FP8,
 }
 VIEWS = {
@@ -93,15 +96,16 @@ class Moved(TorchDispatchMode):
 
 
 def graphs(case: str) -> tuple[Graph, Graph]:
-    """Return the code of a block's forward and backward: of rows of several documents, which flex computes, or of one,
-    which cuDNN does."""
+    """Return the code of a block's forward and backward: of rows of several documents, which flex or FlashAttention
+    computes, or of one, which cuDNN does."""
     single = SINGLE in case
+    text = SPEC.replace("{ dim", "{ attention = flash3, dim") if FLASH in case else SPEC
     with tempfile.TemporaryDirectory() as made:
-        loaded = plan_from_text(SPEC + CASES[case], f"{made}/counts.xtrain", [], world=1)
+        loaded = plan_from_text(text + CASES[case], f"{made}/counts.xtrain", [], world=1)
         assert loaded.plan is not None, loaded.diagnostics.render(color=False)
         found = compiled(loaded.plan, codegen=True, packed=not single, single=single)
     assert not found.breaks and not found.unknown
-    attends = "_scaled_dot_product" if single else "flex"
+    attends = "_scaled_dot_product" if single else "_varlen" if FLASH in case else "flex"
     blocks = [graph for graph in found.code if any(name.startswith(attends) for name in graph.calls)]
     forward, backward = blocks  # another one makes the mask
     return forward, backward
@@ -147,7 +151,7 @@ def norm_bytes() -> float:
 def predicted(name: str, forward: Graph, backward: Graph, head: float, norm: float) -> dict[str, Any]:
     """Return the counts and the prediction of a case."""
     fp8, again = name.startswith("fp8"), name.endswith("full")
-    rates = CUDNN if SINGLE in name else ATTENTION
+    rates = FLEX if SINGLE not in name and FLASH not in name else FASTEST
     block = LAYERS * (6 * BLOCK + (2 * (BLOCK - DIM * FFN) if again else 0))
     attended = LAYERS * 2 * SEQUENCE * DIM  # operations of a causal forward
     seconds = {

@@ -3,12 +3,9 @@
 A part of `gpu_pieces.py`: each function gives (name, work) one after the other.
 """
 
-import importlib.util
-import inspect
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -72,9 +69,11 @@ def products(device: str, dry: bool) -> Pieces:
 def attention(device: str, dry: bool) -> Pieces:
     """32 heads of 128 on 8 keys, forward and backward, of rows of one document and of rows of several: each kernel
     beside the one that masks, in fp32."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention import SDPBackend, restore_flash_attention_impl, sdpa_kernel
 
-    from xtrain.runtime.nn.attention import KERNELS, causal, with_block_masks
+    from xtrain.plan.hardware import FLASH
+    from xtrain.runtime.base.errors import EnvironmentFault
+    from xtrain.runtime.nn.attention import KERNELS, activate, causal, with_block_masks, with_bounds
     from xtrain.runtime.nn.attention_blocks import PLAIN
     from xtrain.runtime.nn.batch import DocumentLayout
 
@@ -89,7 +88,6 @@ def attention(device: str, dry: bool) -> Pieces:
 
     for rows, cuts in (("single", [0, sequence]), ("packed", [0, sequence // 3, sequence // 2, sequence])):
         bounds = torch.tensor(cuts, dtype=torch.int32)
-        longest = max(b - a for a, b in pairwise(cuts))
         layout = DocumentLayout.from_lengths(bounds, 1, sequence, torch.device(device))
 
         @cache
@@ -107,7 +105,11 @@ def attention(device: str, dry: bool) -> Pieces:
             "mask": lambda q, k, v, layout=layout: KERNELS["mask"](q, k, v, layout),
             "documents": lambda q, k, v, layout=layout: KERNELS["documents"](q, k, v, layout),
             "flex": lambda q, k, v, masked=masked: KERNELS["flex"](q, k, v, masked()),
-            "varlen": lambda q, k, v, bounds=bounds, longest=longest: _varlen(q, k, v, bounds.to(device), longest),
+            # torch's own FlashAttention 2, and the releases whose packages are installed
+            **{
+                name: lambda q, k, v, layout=layout: KERNELS["flash3"](q, k, v, with_bounds(layout))
+                for name in ("varlen", *FLASH)
+            },
         }
         if rows == "single":
             kernels |= {"cuDNN": backend(SDPBackend.CUDNN_ATTENTION), "flash": backend(SDPBackend.FLASH_ATTENTION)}
@@ -120,37 +122,17 @@ def attention(device: str, dry: bool) -> Pieces:
                 continue
 
             def work(name: str = name, kernel: Callable = kernel, exact: Callable = exact) -> dict[str, Any]:
-                if name == "varlen" and (reason := _no_varlen(device)):
-                    return {"skipped": reason}
+                if (name == "varlen" or name in FLASH) and device != "cuda":
+                    return {"skipped": "varlen attention is for CUDA"}
+                restore_flash_attention_impl(_raise_warn=False)
+                try:
+                    activate(name)
+                except EnvironmentFault as fault:
+                    return {"skipped": str(fault)}
                 errors = [apart(a, b) for a, b in zip(passed(kernel), exact(), strict=True)]
                 return {"ms": timed(lambda: passed(kernel), device, 2 if dry else 10), "apart": max(errors)}
 
             yield f"{rows}, {name}", work
-
-
-def _no_varlen(device: str) -> str:
-    if device != "cuda":
-        return "varlen attention is for CUDA"
-    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-        return f"torch {torch.__version__} has no torch.nn.attention.varlen"
-    return ""
-
-
-def _varlen(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, bounds: Tensor, longest: int) -> Tensor:
-    """Flash attention of torch over all documents side by side. Its arguments differ between versions."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    known = inspect.signature(varlen_attn).parameters
-    more: dict[str, Any] = {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
-    if "enable_gqa" in known:
-        more["enable_gqa"] = True
-    else:
-        groups = q_BHSA.shape[1] // k_BKSA.shape[1]
-        k_BKSA, v_BKSA = (each.repeat_interleave(groups, dim=1) for each in (k_BKSA, v_BKSA))
-    rows = q_BHSA.shape[0]
-    q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (q_BHSA, k_BKSA, v_BKSA))
-    out: Any = varlen_attn(q, k, v, bounds, bounds, longest, longest, **more)
-    return out.unflatten(0, (rows, -1)).transpose(1, 2)
 
 
 def head(device: str, dry: bool) -> Pieces:

@@ -8,10 +8,11 @@ Attention kernels: `documents` is one product per document with torch's own kern
 document some queries at a time, with plain products over the keys up to the last of these queries; other rows as
 `documents`. `flex` uses a block mask of all documents; `mask` a plain mask. `cudnn` gives rows of a single document to
 cuDNN's kernel, which is faster than FlashAttention 2 on Hopper and Blackwell, and computes others as `flex`.
+`flash3` and `flash4` compute all documents in one call of a package.
 """
 
 from importlib.util import find_spec
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 Product = Literal["bf16", "fp16", "fp8", "tf32", "fp32", "fp64"]
 Peaks = dict[Product, float]
@@ -99,6 +100,43 @@ BLOCK_MASKS: Final = ("flex", "cudnn")  # kernels that need block masks of docum
 # H200), and the widest heads of its backward.
 CUDNN_ON: Final = (9, 10)
 WIDEST_CUDNN: Final = 128
+
+
+class FlashAttention(NamedTuple):
+    """A release of FlashAttention, whose package registers its kernels with torch. They compute all documents of a
+    microbatch in one call.
+
+    title: its name, and `registered` in torch (`torch.nn.attention.activate_flash_attention_impl`). module: what torch
+    imports. on: major CUDA compute capabilities. widest: numbers of a head, in steps of 8.
+    """
+
+    title: str
+    registered: str
+    module: str
+    install: str
+    on: tuple[int, ...]
+    widest: int
+
+
+# Capabilities and widths are those that torch 2.13 (`torch/nn/attention/_fa3.py`, `_fa4.py`) and the packages accept.
+FLASH: Final = {
+    "flash3": FlashAttention(
+        title="FlashAttention 3",
+        registered="FA3",
+        module="flash_attn_interface",
+        install="build it from the folder `hopper` of https://github.com/Dao-AILab/flash-attention",
+        on=(9,),
+        widest=256,
+    ),
+    "flash4": FlashAttention(
+        title="FlashAttention 4",
+        registered="FA4",
+        module="flash_attn.cute.interface",
+        install="install it with `pip install 'xtrain[flash]'`",
+        on=(9, 10),
+        widest=128,
+    ),
+}
 
 
 def has_cudnn(compute: str, head_dim: int) -> bool:

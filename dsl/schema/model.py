@@ -138,7 +138,7 @@ class Model(Component):
     ffn: int | Auto
     vocab: int | Literal["tokenizer"] | Auto
     tie_embeddings: bool
-    attention: Literal["auto", "documents", "blocks", "flex", "cudnn", "mask"]
+    attention: Literal["auto", "documents", "blocks", "flex", "cudnn", "flash3", "flash4", "mask"]
     code: Literal["", "transformers", "remote"] = ""  # whose code computes the model; empty: xtrain's
     experts: int = 0  # for families without experts
     window: int | None = None
@@ -246,9 +246,10 @@ class TransformerSettings(Model):
     init_std: float = setting(
         "standard deviation of the initial weights", default=0.02, check=positive, resuming="elsewhere"
     )
-    attention: Literal["auto", "documents", "blocks", "flex", "cudnn", "mask"] = setting(
+    attention: Literal["auto", "documents", "blocks", "flex", "cudnn", "flash3", "flash4", "mask"] = setting(
         "attention kernel for packed documents; blocks: rows of one document 64 queries at a time; cudnn: rows of one "
-        "document by cuDNN, others as flex; auto: on cpu "
+        "document by cuDNN, others as flex; flash3, flash4: all documents in one call of FlashAttention 3 or 4, a "
+        "package of its own; auto: on cpu "
         "blocks for rows of 128 to 512 positions in fp64, and in fp32 unless products use the highest precision, "
         "else documents; on cuda cudnn, in bf16 with heads of at most 128 on a cluster of compute capability 9 or 10, "
         "else flex; for heads of less than 16 documents",

@@ -10,7 +10,7 @@ from xtrain.dsl.schema.losses import ADVANTAGES, OLD, Loss
 from xtrain.dsl.schema.precision import ROW
 from xtrain.plan.canonical import portable
 from xtrain.plan.graph import INITIAL, ORDER, Builder, Rule, Rules, learns, resumes, rounds, stays
-from xtrain.plan.hardware import HIGHEST, QUERIES
+from xtrain.plan.hardware import FLASH, HIGHEST, QUERIES
 from xtrain.plan.kernels import attention_kernels, compiles_loss, compiles_parts, pointwise_kernels, resolve_save
 from xtrain.plan.mesh import AXES, device_kind
 from xtrain.plan.parameters import matrix_numbers, quantised_bytes, unfit_matrices
@@ -242,6 +242,8 @@ def _build(graph: Builder, resolved: Resolved, after: str) -> str:
         does += f"; on a CPU attention computes {QUERIES} queries of a row at a time{slower}"
     if args["attention"]["cuda"] == "cudnn" and device_kind(spec) != "cpu":
         does += "; on CUDA attention of rows of one document is cuDNN's, of others flex with a block mask"
+    if (flash := FLASH.get(args["attention"]["cuda"])) is not None:
+        does += f"; attention is {flash.title}'s, of all documents in one call"
     if args["pointwise"]["cpu"] == "fused" and device_kind(spec) != "cuda":
         does += "; on a CPU norms, rotations and SwiGLU are one pass each"
     if resolved.size("pp") > 1:

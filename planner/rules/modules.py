@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.latent_attention import LatentAttentionLayer
 from xtrain.blocks.user_layer import UserFunction
 from xtrain.contracts.actions import PlannedAction
@@ -15,7 +16,16 @@ from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import HEAD, Architecture, BlockParameter, name_in_block
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.findings import Findings, checks
-from xtrain.plan.hardware import BLOCK_MASKS, CUDNN_ON, EXACT, NARROWEST, WIDEST_CUDNN, has_cudnn
+from xtrain.plan.hardware import (
+    BLOCK_MASKS,
+    CUDNN_ON,
+    EXACT,
+    FLASH,
+    NARROWEST,
+    WIDEST_CUDNN,
+    FlashAttention,
+    has_cudnn,
+)
 from xtrain.plan.mesh import Layout, device_kind
 from xtrain.plan.parameters import frozen_names, quantised_names
 from xtrain.plan.parameters import product_matrices as matrices_of
@@ -298,6 +308,28 @@ def _check_tiles(spec: Spec, architecture: Architecture, layout: Layout, batch: 
         found.passed(path, "feed-forward layers are computed in pieces of the positions")
 
 
+def _without_flash(flash: FlashAttention, spec: Spec, arch: Architecture) -> str:
+    """Return why a release of FlashAttention does not compute the attention of a model; empty: it does."""
+    sheet, compute = spec.cluster.data_sheet(), resolve_formats(spec.precision, spec.parallel).compute
+    layers = [layer for kind in arch.kinds for layer in kind.block.layers() if isinstance(layer, AttentionLayer)]
+    scores = [(layer.cap, layer.sinks) for layer in layers]
+    if (code := arch.own.get("code")) is not None:
+        scores += [(each["cap"], sinks) for each, sinks in code["scores"]]
+    if sheet is not None and sheet.capability not in flash.on:
+        on = " and ".join(map(str, flash.on))
+        has = f"cluster {spec.cluster.preset} has {sheet.capability}"
+        return f"{flash.title} is made for compute capability {on}, and {has}"
+    if compute not in ("bf16", "fp16"):
+        return f"{flash.title} has kernels of bf16 and fp16, and attention is computed in {compute}"
+    for width in sorted({arch.head_dim, *(layer.own(arch).head_dim for layer in layers)}):
+        if width % 8 or width > flash.widest:
+            kernels = f"kernels for heads of up to {flash.widest} in steps of 8"
+            return f"{flash.title} has {kernels}, and these are {width} wide"
+    if any(cap is not None or sinks for cap, sinks in scores):
+        return f"torch passes neither sinks nor a cap of scores to {flash.title}, and this model has them"
+    return ""
+
+
 def _not_in_blocks(spec: Spec) -> str:
     compute = resolve_formats(spec.precision, spec.parallel).compute
     if device_kind(spec) == "cuda":
@@ -314,11 +346,11 @@ def _not_in_blocks(spec: Spec) -> str:
 )
 @checks("mesh.ring.attention", reads="model.* {context}")
 def _check_attention(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
-    """Check the attention kernel: a ring has its own, which works document by document and block by block; flex and
-    cudnn are made for cuda, blocks for a CPU."""
+    """Check the attention kernel: a ring has its own, which works document by document and block by block; flex, cudnn
+    and FlashAttention are made for cuda, blocks for a CPU."""
     kernel, ring = spec.model.attention, layout.size("ring")
     sheet, compute = spec.cluster.data_sheet(), resolve_formats(spec.precision, spec.parallel).compute
-    if kernel in BLOCK_MASKS and device_kind(spec) == "cpu":
+    if kernel in (*BLOCK_MASKS, *FLASH) and device_kind(spec) == "cpu":
         message = f"attention {kernel} has no backward on cpu, and launch.device is cpu"
         found.fail("model.attention", "X419", "model.attention", message, "use attention auto, or device cuda")
     elif kernel == "cudnn" and not has_cudnn(compute, architecture.head_dim):
@@ -329,6 +361,8 @@ def _check_attention(spec: Spec, architecture: Architecture, layout: Layout, fou
         message = f"cudnn is made for compute capability {' and '.join(map(str, CUDNN_ON))}, and cluster "
         message += f"{spec.cluster.preset} has {sheet.capability}"
         found.fail("model.attention", "X419", "model.attention", message, "use attention auto")
+    elif kernel in FLASH and (reason := _without_flash(FLASH[kernel], spec, architecture)):
+        found.fail("model.attention_heads", "X419", "model.attention", reason, "use attention auto")
     elif kernel == "flex" and architecture.head_dim < NARROWEST:
         message = f"flex has no kernel for heads of less than {NARROWEST}, and these are {architecture.head_dim} wide"
         hint = "use attention auto, or documents, or wider heads"

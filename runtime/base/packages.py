@@ -7,7 +7,7 @@ from importlib.metadata import version
 from xtrain.dsl.schema.parallel import Stack, stack_of_node
 from xtrain.dsl.schema.run import Tracker, tracker_of
 from xtrain.dsl.values import variables_in
-from xtrain.plan.hardware import is_installed
+from xtrain.plan.hardware import FLASH, is_installed
 from xtrain.plan.pipeline import ZERO_BUBBLE
 from xtrain.plan.plan import Node, Plan
 from xtrain.runtime.base.errors import EnvironmentFault
@@ -37,6 +37,8 @@ def package_faults(plan: Plan) -> Iterator[EnvironmentFault]:
                 _check_stack(stack, plan, node)
             if tracker is not None:
                 _check_tracker(tracker)
+            if node.op == "setup.build_model" and plan.launch["device"] == "cuda":
+                _check_attention(node.args["attention"]["cuda"])
             if node.op == "setup.parallel.pp":
                 check_schedule(node.args["schedule"], version("torch"))
         except EnvironmentFault as fault:
@@ -57,6 +59,21 @@ def _check_tracker(tracker: type[Tracker]) -> None:
         message = f"log needs the package {tracker.package}, which is not installed here; {remedy}"
         raise EnvironmentFault("X715", message)
     code_of(tracker, tracker.run_module())
+
+
+def _check_attention(kernel: str) -> None:
+    if (flash := FLASH.get(kernel)) is None or _finds(flash.module):
+        return
+    message = f"attention {kernel} needs {flash.title}, whose module {flash.module} is not installed here"
+    raise EnvironmentFault("X715", f"{message}; {flash.install}, or use attention auto")
+
+
+def _finds(module: str) -> bool:
+    """Return True if a module of a package can be imported."""
+    try:
+        return is_installed(module)
+    except ModuleNotFoundError:  # of its package
+        return False
 
 
 def check_schedule(schedule: str, torch: str) -> None:

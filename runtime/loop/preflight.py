@@ -7,7 +7,7 @@ from attrs import frozen
 
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.plan.graph import groups_node
-from xtrain.plan.hardware import BLOCK_MASKS
+from xtrain.plan.hardware import BLOCK_MASKS, FLASH
 from xtrain.plan.plan import Plan
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.limits import check_limits
@@ -125,7 +125,7 @@ def check_device(plan: Plan, device: str) -> None:
     if device == "cuda":
         return
     build = plan.node("setup.build_model").args
-    wants = [f"attention {kernel}" for kernel in BLOCK_MASKS if build["attention"].get(device) == kernel]
+    wants = [f"attention {kernel}" for kernel in (*BLOCK_MASKS, *FLASH) if build["attention"].get(device) == kernel]
     wants += ["fsdp offload"] if plan.node("setup.weights").args["offload"] else []
     if wants:
         raise EnvironmentFault("X702", f"{' and '.join(wants)} needs cuda, but the device of this rank is {device}")

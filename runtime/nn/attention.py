@@ -5,18 +5,23 @@ Every kernel keeps the documents of a row apart and is causal within each of the
 
 from collections.abc import Callable, Iterable
 from functools import cache
+from inspect import signature
 from typing import Any, Final, Protocol
 
 import torch
 import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor, nn
+from torch._dynamo import maybe_mark_dynamic
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend, activate_flash_attention_impl, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+from torch.nn.attention.varlen import varlen_attn
 
+from xtrain.plan.hardware import FLASH
 from xtrain.runtime.base.device import device_type
+from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.nn.attention_blocks import (
     ATEN,
     PLAIN,
@@ -59,7 +64,7 @@ class AttentionModule(nn.Module):
         super().__init__()
         self.kernel, self.axes, self.scores = kernel, axes, scores
         self.sinks: nn.Parameter | None = None
-        self._one_graph = kernel in (flex, cudnn, masked)
+        self._one_graph = kernel in (flex, cudnn, flash, masked)
 
     @property
     def compiles(self) -> bool:
@@ -335,6 +340,62 @@ CUDNN_FIRST: Final = [
 ]
 
 
+def flash(
+    q_BHSA: Tensor,
+    k_BKSA: Tensor,
+    v_BKSA: Tensor,
+    packing: DocumentLayout,
+    scores: Scores = PLAIN,
+    sink_H: Tensor | None = None,
+) -> Tensor:
+    """Compute all documents of a microbatch in one call of the release of FlashAttention that torch has activated. The
+    plan refuses capped scores and sinks. Positions of generated texts are computed as by `by_document`."""
+    if packing.bounds is None:
+        return by_document(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
+    rows, sequence = q_BHSA.shape[0], q_BHSA.shape[2]
+    q_THA, k_TKA, v_TKA = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHSA, k_BKSA, v_BKSA))
+    bounds = packing.bounds
+    out_THA: Any = varlen_attn(
+        q_THA,
+        k_TKA,
+        v_TKA,
+        bounds,
+        bounds,
+        sequence,
+        sequence,
+        scale=scores.scale,
+        window_size=(-1 if scores.window is None else scores.window - 1, 0),
+        **GROUPED,
+    )
+    return out_THA.unflatten(0, (rows, sequence)).transpose(1, 2)
+
+
+# Versions of torch without this argument do not compare the numbers of heads.
+GROUPED: Final[dict[str, Any]] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+
+
+def with_bounds(packing: DocumentLayout) -> DocumentLayout:
+    """Return the packing with the bounds of its documents, computed on the device. Compiled code is made once for any
+    number of documents."""
+    document_T = packing.document_BS.flatten()
+    numbers = torch.arange(len(packing.segments) + 1, device=document_T.device, dtype=torch.int32)
+    bounds = torch.searchsorted(document_T, numbers, out_int32=True)
+    maybe_mark_dynamic(bounds, 0)
+    return evolve(packing, bounds=bounds)
+
+
+def activate(kernel: str) -> None:
+    """Let torch use the release of FlashAttention of a kernel, if it is one. Raises EnvironmentFault X715 if torch or
+    the package lacks it."""
+    if (release := FLASH.get(kernel)) is None:
+        return
+    try:
+        activate_flash_attention_impl(release.registered)
+    except (ImportError, RuntimeError, ValueError) as error:
+        message = f"torch {torch.__version__} cannot use {release.title}: {error}"
+        raise EnvironmentFault("X715", f"{message}; {release.install}, or use attention auto") from error
+
+
 def in_tiles(
     q_BHSA: Tensor,
     k_BKSA: Tensor,
@@ -358,5 +419,6 @@ KERNELS: dict[str, AttentionKernel] = {
     "mask": masked,
     "flex": flex,
     "cudnn": cudnn,
+    **dict.fromkeys(FLASH, flash),
     "tiles": in_tiles,
 }

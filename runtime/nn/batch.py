@@ -104,14 +104,16 @@ class DocumentLayout:
 
     segments: (row, first position, length) of every document, in order; together they cover every position.
     document_BS: int32, a unique number for every document of the microbatch. single: every row is one document.
-    block_masks: masks of flex by window, made once for all layers. cached: cache of earlier positions; these rows are
-    the newest positions. task_rows: number of consecutive rows for the adapter of each task; empty: none.
+    block_masks: masks of flex by window, made once for all layers. bounds: int32 [documents + 1], the first position of
+    every document in the flattened rows, and their end, for FlashAttention. cached: cache of earlier positions; these
+    rows are the newest positions. task_rows: number of consecutive rows for the adapter of each task; empty: none.
     """
 
     segments: tuple[tuple[int, int, int], ...]
     document_BS: Tensor
     single: bool
     block_masks: Mapping[int | None, Any] = field(factory=dict)
+    bounds: Tensor | None = None
     cached: LayerCache | None = None
     task_rows: tuple[int, ...] = ()
 

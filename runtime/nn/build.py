@@ -23,7 +23,7 @@ from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.ops import PlanMismatch, op
 from xtrain.runtime.base.state import Rank
 from xtrain.runtime.base.user_parts import spec_folder
-from xtrain.runtime.nn.attention import AttentionModule
+from xtrain.runtime.nn.attention import AttentionModule, activate
 from xtrain.runtime.nn.axes import Axes, matching
 from xtrain.runtime.nn.block import DecoderBlock, LayerBlock
 from xtrain.runtime.nn.fused import Fusible
@@ -71,6 +71,8 @@ def build_model(
     cap = architecture.ends.logit_cap
     head = Head(vocabulary=architecture.vocab, z_weight=z_loss, chunk_bytes=chunk_bytes, cap=cap)
     kernel = kernel_on(rank.device.type, torch.get_float32_matmul_precision(), attention)
+    if rank.device.type == "cuda":
+        activate(kernel)
     make = stage_class(architecture)
     with torch.device("meta"):
         parts = tuple(

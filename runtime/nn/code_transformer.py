@@ -22,7 +22,7 @@ from xtrain.blocks.block import block_of
 from xtrain.dsl.checking.config_json import SnapshotMissing, find_snapshot
 from xtrain.dsl.checking.model_code import source_digest
 from xtrain.plan.architecture import Architecture
-from xtrain.plan.hardware import BLOCK_MASKS
+from xtrain.plan.hardware import BLOCK_MASKS, FLASH
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.nn.adapters import put_on, put_on_head
@@ -141,7 +141,7 @@ class CodeTransformer(Transformer):
         before = frozenset(described["before"])
         stage = CodeStage(code, span.first, span.last, described["items"], before)
         self._stage = (stage,)  # in a tuple, so that it is no submodule
-        self.uses_flex = own and kernel in BLOCK_MASKS
+        self.uses_flex, self.uses_bounds = own and kernel in BLOCK_MASKS, own and kernel in FLASH
         self.kernels = frozenset((Scores(**scores), sinks) for scores, sinks in described["scores"])
         if span.embeds or (span.predicts and arch.embeds_behind):
             self.embed_tokens = code.embedding

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Self
 
 import torch
+import torch.nn.attention.varlen  # registers its operators
 from attrs import define
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -33,6 +34,7 @@ SAVED: Mapping[str, tuple[Any, ...]] = {
         aten._scaled_dot_product_cudnn_attention.default,
         aten._scaled_dot_product_fused_attention_overrideable.default,
         torch.ops.higher_order.flex_attention,
+        torch.ops.torch_attn._varlen_attn.default,
     ),
     "all_to_all": (torch.ops._c10d_functional.all_to_all_single.default,),
     "reduce_scatter": (torch.ops._c10d_functional.reduce_scatter_tensor.default,),

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from xtrain.dsl.schema.losses import LATER, LATER_LABELS, further_metrics
 from xtrain.dsl.schema.policy import EXPERTS, KEPT, SEEN, SHARES
 from xtrain.plan.architecture import Architecture, RotaryAngles
-from xtrain.plan.hardware import BLOCK_MASKS
+from xtrain.plan.hardware import BLOCK_MASKS, FLASH
 from xtrain.runtime.nn.adapters import TaskLinear, put_on_head
-from xtrain.runtime.nn.attention import KERNELS, AttentionModule, with_block_masks
+from xtrain.runtime.nn.attention import KERNELS, AttentionModule, with_block_masks, with_bounds
 from xtrain.runtime.nn.axes import Axes, column_parallel_input, local
 from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch, RowLosses
 from xtrain.runtime.nn.block import DecoderBlock, Join, Values
@@ -79,7 +79,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self._begin(arch, span, axes, head)
-        self.uses_flex = kernel in BLOCK_MASKS
+        self.uses_flex, self.uses_bounds = kernel in BLOCK_MASKS, kernel in FLASH
         if span.embeds or (span.predicts and arch.embeds_behind):
             self.embed_tokens = Embedding(arch.vocab, arch.dim, axes)
         numbers = range(span.first, span.last + 1)
@@ -103,7 +103,7 @@ class Transformer(nn.Module):
     def _begin(self, arch: Architecture, span: StageSpan, axes: Axes, head: Head) -> None:
         """Set what does not depend on the modules."""
         self.arch, self.span, self.axes, self.head = arch, span, axes, head
-        self.uses_flex = False
+        self.uses_flex = self.uses_bounds = False
         self.kernels = frozenset[Any]()
         # A pipeline's schedule passes only tensors: batches wait here, and come in this order on every stage.
         self.inbox: deque[ModelBatch] = deque()
@@ -251,9 +251,11 @@ class Transformer(nn.Module):
         packing = batch.packing
         if (tasks := self.axes.tasks) is not None:
             packing = evolve(packing, task_rows=tasks.of_rows(batch.datasets, batch.shape[0]))
-        if self.uses_flex and self.axes.ring is None and batch.cache is None:
-            packing = with_block_masks(packing, self.kernels)
-        return packing
+        if self.axes.ring is not None or batch.cache is not None:
+            return packing
+        if self.uses_flex:
+            return with_block_masks(packing, self.kernels)
+        return with_bounds(packing) if self.uses_bounds else packing
 
     def _known_experts(self, batch: ModelBatch) -> dict[int, Tensor]:
         """Return the recorded experts of sampled tokens for each layer with experts, in the form that a router

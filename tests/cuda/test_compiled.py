@@ -31,6 +31,7 @@ MODELS = {
 }
 FURTHER = {
     "mxfp8": (DENSE, "precision { params = fp32, compute = fp8 { recipe = mxfp8 } }"),
+    "flash3": (DENSE.replace("kv_heads = 2", "kv_heads = 2, attention = flash3"), BF16),
     "qat": (DENSE, "precision { params = bf16, qat { weights = int4, group = 32, activations = int8 } }"),
 }
 SAVED = {"all kept": "", "selective": "activation selective", "full": "activation full"}

@@ -6,9 +6,13 @@ import networkx
 import pytest
 
 from xtrain.plan.graph import GraphError, check_graph
-from xtrain.plan.hardware import kernel_on
+from xtrain.plan.hardware import FLASH, kernel_on
 from xtrain.plan.plan import Edge, Node
 from xtrain.planner.review.resumable import resumable
+from xtrain.runtime.base import packages
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.packages import package_faults
+from xtrain.runtime.loop.preflight import check_device
 
 MOE = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 8 }"
 TIED = "model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, tie_embeddings = true }"
@@ -444,6 +448,22 @@ def test_rows_of_one_document_are_cudnns_where_it_is_faster(make_plan, blocks, k
     built = make_plan(2, **given, batch="batch { sequence = 256, micro = 1, rows = 2 }").node("setup.build_model")
     assert built.args["attention"]["cuda"] == kernel
     assert ("is cuDNN's, of others flex" in built.does) == (kernel == "cudnn")
+
+
+@pytest.mark.parametrize(("kernel", "title"), [("flash3", "FlashAttention 3"), ("flash4", "FlashAttention 4")])
+def test_a_package_of_attention_is_named_in_the_plan_and_looked_for(make_plan, monkeypatch, kernel, title):
+    model = f"model gemma3 {{ dim = 512, layers = 2, heads = 4, window = 64, attention = {kernel} }}"
+    given = {"model": model, "cluster": "cluster h200", "precision": "precision { params = bf16 }"}
+    plan = make_plan(**given, launch="launch { device = cuda }", activation="activation selective")
+    built = plan.node("setup.build_model")
+    assert built.args["attention"]["cuda"] == kernel and f"attention is {title}'s, of all documents" in built.does
+    assert "attention" in plan.node("setup.activation").args["save"]  # torch has an operator of it, unlike of flex
+    (fault,) = package_faults(plan)
+    assert fault.code == "X715" and f"attention {kernel} needs {title}" in str(fault)
+    monkeypatch.setattr(packages, "is_installed", lambda module: module == FLASH[kernel].module)
+    assert not [*package_faults(plan)]
+    with pytest.raises(EnvironmentFault, match=f"attention {kernel} needs cuda"):
+        check_device(plan, "cpu")
 
 
 def node(name):
