@@ -95,9 +95,10 @@ def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings
         found.fail("serve.adapter", CODE, f"adapter.{setting}", message, hint)
     else:
         found.passed("serve.adapter", f"{serve.adapters} adapters of up to {spec.adapter.resolved().title()}")
-    for name, value in (("aux_loss", arch.router_aux_loss), ("z_loss", arch.router_z_loss)):
+    aux_loss = "router_aux_loss" if hasattr(spec.model, "router_aux_loss") else "router.aux_loss"  # of its own code
+    for name, value in ((aux_loss, arch.router_aux_loss), ("router.z_loss", arch.router_z_loss)):
         if arch.is_moe and value > 0:
-            found.fail("serve.losses", CODE, f"model.router.{name}", NO_LOSSES, f"use {name} 0")
+            found.fail("serve.losses", CODE, f"model.{name}", NO_LOSSES, f"use {name.removeprefix('router.')} 0")
     if arch.learning_indexers:
         found.fail("serve.losses", CODE, "model.index_loss", NO_LOSSES, "use index_loss 0")
     if serve.host not in LOOPBACK and serve.key is None:

@@ -139,12 +139,14 @@ def test_samples_of_models_with_states_or_shared_keys_too(model: str, sets: tupl
 @pytest.mark.parametrize("kind", ["olmo3", "gpt_oss"])
 def test_samples_of_code_of_transformers_too(kind: str, tmp_path: Path):
     make_code(kind, tmp_path / "model", vocab_size=264)
-    model = f'"{tmp_path / "model"}" {{ code = transformers }}'
-    check_samples(server_plan(tmp_path, model=model), tmp_path)
+    routed = ", router_aux_loss = 0" * (kind == "gpt_oss")
+    model = f'"{tmp_path / "model"}" {{ code = transformers{routed} }}'
+    check_samples(server_plan(tmp_path, model=model), tmp_path, foreseen=kind != "gpt_oss")
 
 
-def check_samples(plan: Plan, folder: Path) -> None:
-    """Run `sampled` on a server, and compare what it has found."""
+def check_samples(plan: Plan, folder: Path, *, foreseen: bool = True) -> None:
+    """Run `sampled` on a server, and compare what it has found. foreseen: the model finds a token of the prompt one of
+    the three likeliest."""
     found = served(plan, sampled, folder / "run")
     adapted, base = found["first"]
     for sample, trained in zip(adapted.samples, found["trained"], strict=True):
@@ -159,7 +161,7 @@ def check_samples(plan: Plan, folder: Path) -> None:
     for at, place in enumerate(hits):
         if place is not None:
             assert adapted.prompt_top.logprobs[at, place] == pytest.approx(adapted.prompt_logprobs[at + 1], rel=1e-5)
-    assert any(place is not None for place in hits)
+    assert any(place is not None for place in hits) == foreseen
     # Two draws differ, the base has other probabilities, and later training changes nothing of what was exported.
     assert not np.array_equal(adapted.samples[0].tokens, adapted.samples[1].tokens)
     assert not np.array_equal(adapted.prompt_logprobs[1:], base.prompt_logprobs[1:])
