@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from xtrain.components.importers._training_arguments import UPLOADS
+
 KERNELS: Final = "kernels and memory of axolotl; xtrain chooses its own, with the same results up to rounding"
 # Reason → keys; `*` is any text.
 WITHOUT_MEANING: Final = {
@@ -17,6 +19,7 @@ WITHOUT_MEANING: Final = {
     ),
     "recomputation without `use_reentrant` is the only kind here": "gradient_checkpointing_kwargs",
     "the run's folder is `workspace`": "output_dir",
+    UPLOADS: "hub_model_id hub_*",
     "tokens are stored below `workspace`": (
         "dataset_prepared_path dataset_processes dataset_num_proc dataset_keep_in_memory skip_prepare_dataset "
         "dataset_shard_num dataset_shard_idx num_dataset_shards_to_save remove_unused_columns "
@@ -75,7 +78,7 @@ LACKING: Final = {
         "lora_rank_pattern lora_alpha_pattern"
     ),
     "`export --quantise` writes integers, and xtrain prunes no weights": "quantization llmcompressor",
-    "`xtrain push` uploads an exported model": "hub_model_id hub_* push_dataset_to_hub",
+    "tokens are stored below `workspace`, and not uploaded": "push_dataset_to_hub",
     "trackers get the records of the run, its spec and its plan": (
         "hf_mlflow_log_artifacts mlflow_* comet_* swanlab_* trackio_* use_otel_metrics otel_metrics_* wandb_watch "
         "wandb_log_model wandb_run_id"

@@ -20,6 +20,7 @@ SETTINGS: Final = {
     "batch": ("per_device_train_batch_size gradient_accumulation_steps dataloader_num_workers neftune_noise_alpha"),
     "loss": "label_smoothing_factor",
 }
+UPLOADS: Final = "a run uploads nothing; afterwards, `xtrain export` and `xtrain push FOLDER REPO`"
 _READING: Final = "how the program reads its data; the data is the same"
 WITHOUT_MEANING: Final = {
     "the run's folder is `workspace`": "output_dir overwrite_output_dir",
@@ -48,12 +49,12 @@ WITHOUT_MEANING: Final = {
         "skip_memory_metrics debug trackio_*"
     ),
     "`xtrain run` trains, and evaluates as the ticks say": "do_train do_eval do_predict",
+    UPLOADS: "push_to_hub hub_* push_to_hub_*",
     "checkpoints hold the full state": (
         "save_only_model save_safetensors ignore_data_skip restore_callback_states_from_checkpoint"
     ),
 }
 LACKING: Final = {
-    "`xtrain push` uploads an exported model": "push_to_hub hub_* push_to_hub_*",
     "activations stay on the device": "activation_offloading",
     "only some modules of GaLore and the like": "optim_target_modules",
     "it is a checkpoint of transformers": "resume_from_checkpoint",

@@ -35,13 +35,14 @@ class LlamaFactoryImporter(Importer):
         "tokens are stored below `workspace`": (
             "tokenized_path preprocessing_batch_size buffer_size data_shared_file_system max_files media_dir cache_dir"
         ),
+        arguments.UPLOADS: f"{arguments.WITHOUT_MEANING[arguments.UPLOADS]} export_hub_model_id",
         "the padding has no loss": "ignore_pad_token_for_loss",
         "the size of images and videos, which are not read": "image_max_pixels image_min_pixels video_* audio_*",
         "the reference is the model without its adapter": "ref_model_quantization_bit",
         "placement and kernels of the program": (
             "device_map low_cpu_mem_usage offload_folder use_fast_tokenizer split_special_tokens moe_aux_loss_* "
             "disable_shuffling upcast_layernorm upcast_lmhead_output infer_* vllm_* sglang_* export_size export_device "
-            "export_legacy_format export_hub_model_id export_quantization_* use_v1_kernels "
+            "export_legacy_format export_quantization_* use_v1_kernels "
             "print_param_status compute_accuracy pissa_convert fsdp_transformer_layer_cls_to_wrap"
         ),
         "the text model has no such parts": "freeze_vision_tower freeze_multi_modal_projector freeze_language_model",

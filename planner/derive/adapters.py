@@ -32,6 +32,9 @@ from xtrain.text.units import plural
 ADAPTER_RULE: Final = "model.adapter"
 TARGETS: Final = "targets"
 TRAIN: Final = "train"
+# Projections as most families of transformers call them. Lists of targets are copied between models, and PEFT passes
+# over names that the model lacks, as long as another target matches.
+USUAL_NAMES: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 
 
 @checks("model.frozen", reads="model.* adapter.* tokenizer.source loss.kind")
@@ -72,7 +75,8 @@ def _check(arch: Architecture, rule: str, block: str, found: Findings) -> None:
         setting, message, hint = wrong
         found.fail(rule, "X435", f"{block}.{setting}", message, hint)
         return
-    if (idle := _idle_target(arch, adapter.targets) or _idle_range(arch) or adapter.excess(arch)) is not None:
+    absent = _absent_target(arch, adapter.targets)
+    if (idle := absent or _idle_target(arch, adapter.targets) or _idle_range(arch) or adapter.excess(arch)) is not None:
         setting, message, hint = idle
         found.warn(rule, "W401", f"{block}.{setting}", message, hint)
         return
@@ -88,11 +92,34 @@ def _wrong_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, st
     for number, target in enumerate(targets):
         if any(is_target(target, layer, matrix) for layer, matrix in matrices):
             continue
+        if _may_be_absent(target, targets, arch):
+            continue
         path = f"{TARGETS}.{number}"
         if target == ALL_LINEAR:
             return path, "no matrix of the model can have an adapter", "train it in full"
         return path, f"no matrix of the model matches `{target}`", _instead(target, arch, matrices)
     return None
+
+
+def _may_be_absent(target: str, targets: tuple[str, ...], arch: Architecture) -> bool:
+    """Return True for the usual name of a projection that no parameter of the model has, if another target matches."""
+    if target not in USUAL_NAMES or any(means(target, layer, each.name) for layer, each in _others(arch)):
+        return False
+    matrices = all_matrices(arch)
+    if any(means(target, layer, matrix.name) for layer, matrix in matrices):
+        return False  # routed experts
+    return any(is_target(other, layer, matrix) for other in targets for layer, matrix in matrices)
+
+
+def _absent_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, str, str] | None:
+    """Return (setting, warning, remedy) for usual names that the model does not have; None if there is none."""
+    matrices = all_matrices(arch)
+    absent = [each for each in targets if not any(is_target(each, layer, matrix) for layer, matrix in matrices)]
+    if not absent:
+        return None
+    names = ", ".join(f"`{each}`" for each in absent)
+    path = f"{TARGETS}.{targets.index(absent[0])}"
+    return path, f"the model has no {names}: no effect, as in PEFT", _instead(absent[0], arch, matrices)
 
 
 def _instead(target: str, arch: Architecture, matrices: Sequence[tuple[int | None, BlockParameter]]) -> str:

@@ -578,6 +578,11 @@ SAID = [
     ("xorl", XORL + "lora: {enable_lora: true, lora_target_modules: ['.*q_proj$']}\n", "lora.lora_target_modules",
      Fate.MISSING, "not regular expressions"),
     ("axolotl", AXOLOTL + "loss_watchdog_threshold: high\n", "loss_watchdog_threshold", Fate.MISSING, "not a number"),
+    *[(kind, text, key, Fate.MEANINGLESS, "`xtrain push FOLDER REPO`") for kind, text, key in (
+        ("axolotl", AXOLOTL + "hub_model_id: a/b\n", "hub_model_id"),
+        ("trl", TRL + "push_to_hub: true\n", "push_to_hub"),
+        ("llama_factory", FACTORY + "export_hub_model_id: a/b\n", "export_hub_model_id"),
+    )],
     ("axolotl", AXOLOTL + "cpu_offload: true\n", "cpu_offload", Fate.MISSING, "no such key"),
     ("deepspeed", '{"zero_optimization": {"stage": 2}, "train_batch_size": 8, "scheduler": {"type": "WarmupCosineLR", '
      '"params": {"warmup_num_steps": 5, "cos_min_ratio": 0.05}}}', "scheduler.params.cos_min_ratio", Fate.TRANSLATED,

@@ -199,6 +199,26 @@ def test_what_an_adapter_says_in_vain(compiled, settings, message, hint):
     assert idle.code == "W401" and message in idle.message and hint in idle.hint
 
 
+LATENT = (
+    "model glm4_moe_lite { dim = 64, layers = 2, heads = 4, experts = 4, ffn = 64, expert_ffn = 64, q_rank = 16, "
+    "kv_rank = 16, nope_dim = 16, rope_dim = 16, value_dim = 16 }"
+)
+ROUTED = "model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 8 }"
+
+
+@pytest.mark.parametrize(("model", "targets", "code"), [
+    (LATENT, '"q_proj", "o_proj"', "W401"),  # its queries are q_a_proj and q_b_proj
+    (LATENT, '"q_proj"', "X435"),
+    (LATENT, '"o_prj", "q_a_proj"', "X435"),
+    (ROUTED, '"gate_proj", "o_proj"', "X435"),  # experts have it
+])  # fmt: skip
+def test_usual_names_that_a_model_lacks(compiled, model, targets, code):
+    found = compiled(model=model, adapter=adapted(f"targets = [{targets}]")).diagnostics
+    assert [each.code for each in found.errors] == (["X435"] if code == "X435" else [])
+    said = [each.code for each in found.warnings if "as in PEFT" in each.message]
+    assert said == (["W401"] if code == "W401" else [])
+
+
 def test_a_mistake_stands_where_it_was_written(compiled):
     """Of a list at the element, of a map at the name."""
     wrong = ('targets = ["mlp", "q_prj"]', 'layers = ["0", "7"]', 'train = ["norm", "norms"]', "ranks = { q_prj: 4 }")
