@@ -114,10 +114,12 @@ class TestServer:
     def __init__(self, modules: Iterable[str]) -> None:
         self._pipe, other = Pipe()
         if os.fork():
+            self._pipe.recv()  # no fault may be planted while modules are loaded
             return
         for module in modules:
             with suppress(Exception, SystemExit):
                 importlib.import_module(module)
+        other.send(None)
         while True:
             try:
                 other.send(_outcome(other.recv()))
