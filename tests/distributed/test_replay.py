@@ -170,6 +170,21 @@ def test_seen_says_when_and_what_is_wrong(project: Project, monkeypatch: pytest.
     assert line["origin"] == f"data.jsonl:{line['document'] + 1}"
     code, out, err = called(project, "seen", "tiny", "--document", line["origin"], "--json")
     assert (code, json.loads(out)) == (0, line), err
+    code, out, err = called(project, "seen", "tiny", "--text", f"line {line['document']} ", "--json")
+    assert (code, json.loads(out)) == (0, line), err
+    words = ({"q": f"so line {line['document']}"}, {"q": "line of nothing"}, {"q": "alone"})
+    (project.folder / "bench.jsonl").write_text("".join(json.dumps(each) + "\n" for each in words))
+    code, out, err = called(project, "seen", "tiny", "--matching", "bench.jsonl", "--ngram", "2", "--json")
+    shared = {"dataset": "lines", "document": line["document"], "ngrams": 1}
+    assert (code, json.loads(out)) == (0, {"record": 1, "ngrams": 2, "documents": [shared]}), err
+    code, out, err = called(project, "seen", "tiny", "--matching", "bench.jsonl", "--ngram", "2")
+    assert code == 0 and "1 of 3 records share 2 words with a document that was trained on" in out, (out, err)
+    assert (
+        "1 record with fewer than 2 words" in out
+        and f"bench.jsonl:1  50% of its n-grams  in lines:{line['document']}" in out
+    )
+    code, out, err = called(project, "seen", "tiny", "--matching", "bench.jsonl", "--ngram", "3")
+    assert code == 1 and "0 of 3 records share 3 words" in out, (out, err)
     # Other data is noticed.
     with (project.folder / "data.jsonl").open("a") as file:
         file.write('{"text": "one more"}\n')
