@@ -76,7 +76,7 @@ WITH_TRANSFORMERS = (
         for name in ("code_experts", "code_models", "code_resumes", "published_code", "remote_code", "rope")
     ),
     "tests/client/test_examples.py",
-    *(f"tests/server/engine/test_{name}.py" for name in ("training", "sampling", "extremes")),
+    *(f"tests/server/engine/test_{name}.py" for name in ("training", "sampling", "extremes", "greedy")),
     *(f"tests/runtime/nn/test_{name}.py" for name in ("experts", "loss", "loss_terms", "ring", "token_statistics")),
     "tests/runtime/feed/test_feed.py",
     "tests/runtime/loop/test_dataset_losses.py",
