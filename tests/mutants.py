@@ -201,8 +201,8 @@ def _recorded() -> ExecutedLines | None:
 
 
 def _executing(path: str, text: bytes, line: int) -> set[str] | None:
-    """Return the recorded tests that execute the statement of a line; None if it is in no function, as what modules and
-    classes execute is that of the first test that loads them."""
+    """Return the recorded tests that execute the statement of a line; None if the file has changed since, and if it is
+    in no function, as what modules and classes execute is that of the first test that loads them."""
     recorded, inside, lines = _recorded(), False, range(0)
     for node in ast.walk(ast.parse(text)):  # outer nodes first
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
@@ -211,7 +211,8 @@ def _executing(path: str, text: bytes, line: int) -> set[str] | None:
             inside = (is_function and body[0].lineno <= line) or (inside and not isinstance(node, ast.ClassDef))
             end = body[0].lineno - 1 if body and line < body[0].lineno else node.end_lineno or 0
             lines = range(node.lineno, max(node.lineno, end) + 1)
-    return set(recorded.tests(path, lines)) if recorded and inside else None
+    found = recorded.tests(path, text, lines) if recorded and inside else None
+    return None if found is None else set(found)
 
 
 def _batches(

@@ -1,9 +1,11 @@
 """Faults that tests/mutants.py plants: every kind, where it is found, and nothing in texts and annotations."""
 
 import ast
+import json
 import pickle
 import subprocess
 import sys
+from hashlib import blake2b
 from pathlib import Path
 
 import executed_lines
@@ -47,9 +49,12 @@ def test_faults_of_a_line(code: str, planted: set[str]):
 
 def test_lines_of_processes_belong_to_the_test_that_started_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(executed_lines, "FOLDER", tmp_path)
+    monkeypatch.setattr(executed_lines, "DIGESTS", tmp_path / "digests.json")
     with pytest.raises(FileNotFoundError):
         ExecutedLines()
-    path = str(executed_lines.ROOT / "plan/mesh.py")
+    text, path = b"a text", str(executed_lines.ROOT / "plan/mesh.py")
+    digests = {"plan/mesh.py": blake2b(text, digest_size=16).hexdigest()}
+    (tmp_path / "digests.json").write_text(json.dumps(digests))
     for name, records in {
         "worker": [
             Record("gw0", BETWEEN, 0, 1, 0, {path: 1 << 1}),
@@ -62,9 +67,10 @@ def test_lines_of_processes_belong_to_the_test_that_started_them(tmp_path: Path,
         (tmp_path / f"{name}.pickle").write_bytes(b"".join(pickle.dumps(tuple(record)) for record in records))
     (tmp_path / "killed.pickle").write_bytes(pickle.dumps(tuple(records[0]))[:-3])
     recorded = ExecutedLines()
-    found = {line: sorted(recorded.tests("plan/mesh.py", range(line, line + 1))) for line in range(1, 6)}
+    found = {line: sorted(recorded.tests("plan/mesh.py", text, range(line, line + 1))) for line in range(1, 6)}
     assert found == {1: [], 2: ["a.py::one", "b.py::three"], 3: ["a.py::two"], 4: ["a.py::one"], 5: []}
-    assert sorted(recorded.tests("plan/mesh.py", range(3, 5))) == ["a.py::one", "a.py::two"]
+    assert sorted(recorded.tests("plan/mesh.py", text, range(3, 5))) == ["a.py::one", "a.py::two"]
+    assert recorded.tests("plan/mesh.py", b"another", range(3, 5)) is None
     assert recorded.seconds == {"a.py::one": 0.5, "a.py::two": 0.1, "b.py::three": 0.1}
 
 

@@ -85,7 +85,7 @@ def _fields(data: bytes, columns: list[Column], reads: Reads) -> dict[str, Any]:
         size = next(sizes) if size is None else size
         value, at = data[at : at + size], at + size
         if is_read and encoding == "bytes" and reads.form == "tokens":
-            encoding = "ndarray:int64:-1"  # as LLM Foundry writes them
+            encoding = "ndarray:int64:-1"  # as LLM Foundry reads them by default
         fields[name] = _value(encoding, value) if is_read and at <= len(data) else None
     if at != len(data):
         raise ValueError(f"it has {len(data):,} bytes, and its columns {at:,}")
@@ -96,7 +96,7 @@ def _value(encoding: str, data: bytes) -> Any:
     """Decode a value. Raises ValueError for an array or number that is none."""
     kind, _, form = encoding.partition(":")
     if kind in NUMBERS:
-        (number,) = _numbers(data, NUMBERS[kind])
+        (number,) = _numbers(data, NUMBERS[kind]).tolist()
         return number
     if kind == "ndarray":
         return _array(data, form)
@@ -112,15 +112,15 @@ def _array(data: bytes, form: str) -> Any:
     if kind not in ARRAYS.values():
         raise ValueError("an array of no known type")
     if shape:
-        return np.array(_numbers(data, kind)).reshape([int(size) for size in shape.split(",")]).tolist()
+        return _numbers(data, kind).reshape([int(size) for size in shape.split(",")]).tolist()
     head, data = data[0] if data else 0, data[1:]
     width = 1 << head % 4  # bytes of a size
-    sizes = _numbers(data[: width * (head >> 2)], f"uint{8 * width}")
-    return np.array(_numbers(data[width * (head >> 2) :], kind)).reshape(sizes).tolist()
+    sizes = _numbers(data[: width * (head >> 2)], f"uint{8 * width}").tolist()
+    return _numbers(data[width * (head >> 2) :], kind).reshape(sizes).tolist()
 
 
-def _numbers(data: bytes, kind: str) -> list[Any]:
-    return np.frombuffer(data, np.dtype(kind).newbyteorder("<")).tolist()
+def _numbers(data: bytes, kind: str) -> np.ndarray:
+    return np.frombuffer(data, np.dtype(kind).newbyteorder("<"))
 
 
 def _check_index(folder: Path) -> None:

@@ -55,7 +55,9 @@ def tar_samples(path: Path, reads: Reads) -> Iterator[StoredSample]:
                 file.members.clear()  # they would be kept
                 folder, slash, name = member.name.rpartition("/")
                 stem, _, extension = name.partition(".")
-                if not member.isreg() or not stem or stem.startswith("__"):  # notes about the whole file
+                extension = extension.lower()
+                # Names that begin so are notes about the whole file.
+                if not (member.isreg() and stem and extension) or stem.startswith("__"):
                     continue
                 if folder + slash + stem != key or extension in fields:
                     if fields:
@@ -74,7 +76,7 @@ def tar_samples(path: Path, reads: Reads) -> Iterator[StoredSample]:
 
 
 def _value(file: tarfile.TarFile, member: tarfile.TarInfo, extension: str) -> Any:
-    decode = DECODERS.get(extension.rpartition(".")[2].lower())
+    decode = DECODERS.get(extension.rpartition(".")[2])
     if decode is None:
         return Unusable(f"files .{extension} are not read, only {', '.join(f'.{name}' for name in DECODERS)}")
     if member.size > LONGEST:

@@ -8,6 +8,7 @@ their worker ran when they began; those that are killed write none. The records 
 
 import atexit
 import bisect
+import json
 import os
 import pickle
 import shutil
@@ -16,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from rooms import ROOMS, ROOT
 
 FOLDER = ROOT / ".executed"
 ROOM_PATHS = tuple(f"{ROOT}/{room}/" for room in ROOMS)
+DIGESTS = FOLDER / "digests.json"  # of the product's files, by path
 BETWEEN = ""  # of lines that a worker executes between tests, and while it collects them
 SITE = f"""import sys
 sys.path.append({str(ROOT / "tests/support")!r})
@@ -105,6 +108,9 @@ def pytest_configure(config: Any) -> None:
         shutil.rmtree(FOLDER, ignore_errors=True)
         FOLDER.mkdir()
         (FOLDER / "sitecustomize.py").write_text(SITE)
+        paths = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+        digests = {path.relative_to(ROOT).as_posix(): _digest(path.read_bytes()) for path in paths}
+        DIGESTS.write_text(json.dumps(digests))
         os.environ["PYTHONPATH"] = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
     RECORDER = RECORDER or Recorder()
 
@@ -125,15 +131,18 @@ def _used() -> float:
     return sum(os.times()[:4])
 
 
+def _digest(text: bytes) -> str:
+    return blake2b(text, digest_size=16).hexdigest()
+
+
 class ExecutedLines:
     """Records of the last session. Raises FileNotFoundError without one."""
 
     def __init__(self) -> None:
+        self._digests: dict[str, str] = json.loads(DIGESTS.read_text())
         self.seconds: dict[str, float] = {}  # of processor time, by test
         self._files: dict[str, dict[str, int]] = defaultdict(dict)  # bit masks of lines by path and test
         records = [record for path in sorted(FOLDER.glob("*.pickle")) for record in _records(path)]
-        if not records:
-            raise FileNotFoundError(FOLDER)
         spans: dict[str, list[Record]] = defaultdict(list)
         for record in sorted(records, key=lambda record: record.began):
             if record.test:
@@ -148,8 +157,10 @@ class ExecutedLines:
                 tests = self._files[Path(path).relative_to(ROOT).as_posix()]
                 tests[test] = tests.get(test, 0) | mask
 
-    def tests(self, path: str, lines: range) -> list[str]:
-        """Return the tests that execute one of these lines."""
+    def tests(self, path: str, text: bytes, lines: range) -> list[str] | None:
+        """Return the tests that execute one of these lines; None if the text was another when they were recorded."""
+        if self._digests.get(path) != _digest(text):
+            return None
         wanted = sum(1 << line for line in lines)
         return [test for test, mask in self._files.get(path, {}).items() if mask & wanted]
 

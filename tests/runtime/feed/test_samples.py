@@ -162,7 +162,7 @@ PAIR = tar(("a.json", b'{"t": "x"}'), ("a.txt", b"y"), ("b.json", b'{"t": "z"}')
     (tar(("a.npy", npy(np.arange(3)))), {"form": "tokens", "tokens": "npy"}, [[0, 1, 2]]),
     (tar(("a.npy", npy(np.array([{}])))), {"form": "tokens", "tokens": "npy"}, ["field `npy`: not an array of numpy"]),
     (tar(("a.x.txt", b"1"), ("a.y.txt", b"2"), ("a.x.txt", b"3")), {"text": "x.txt"}, ["1", "3"]),
-    (tar(("b/a.txt", b"1"), ("c/a.txt", b"2")), {"text": "txt"}, ["1", "2"]),
+    (tar(("b/a.TXT", b"1"), ("b/a", b"?"), ("c/a.txt", b"2")), {"text": "txt"}, ["1", "2"]),
     (tar(), {}, ["no documents: no sample"]),
 ], ids=shown)  # fmt: skip
 def test_members_of_one_name_are_a_record(data: bytes, reads: dict[str, Any], content: list[Any], tmp_path: Path):
