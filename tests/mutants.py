@@ -114,8 +114,10 @@ class TestServer:
     def __init__(self, modules: Iterable[str]) -> None:
         self._pipe, other = Pipe()
         if os.fork():
+            other.close()
             self._pipe.recv()  # no fault may be planted while modules are loaded
             return
+        self._pipe.close()  # so that this process ends with the one that asks
         for module in modules:
             with suppress(Exception, SystemExit):
                 importlib.import_module(module)
